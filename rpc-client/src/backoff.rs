@@ -1,0 +1,65 @@
+//! How long to wait before the next attempt to connect.
+
+use std::time::Duration;
+
+/// Exponential delays with jitter, the first included, so that clients that lost their server
+/// together do not come back together.
+///
+/// The delay before attempt `n` is drawn evenly from the upper half of `min * 2^n`, at most `max`
+/// ("equal jitter", M. Brooker, Exponential Backoff And Jitter, 2015).
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    min: Duration,
+    max: Duration,
+    failures: u32,
+}
+
+impl Backoff {
+    pub(crate) fn new(min: Duration, max: Duration) -> Self {
+        Self { min, max: max.max(min), failures: 0 }
+    }
+
+    /// The delay before the next attempt, which is taken to fail until [`Backoff::reset`].
+    pub(crate) fn next_delay(&mut self) -> Duration {
+        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        let ceiling = self.min.saturating_mul(factor).min(self.max);
+        self.failures = self.failures.saturating_add(1);
+        let half = ceiling / 2;
+        half + half.mul_f64(fastrand::f64())
+    }
+
+    /// A connection proved good.
+    pub(crate) fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIN: Duration = Duration::from_millis(50);
+    const MAX: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn delays_double_up_to_the_maximum_and_spread_over_half_of_it() {
+        let mut backoff = Backoff::new(MIN, MAX);
+        for attempt in 0..40 {
+            let ceiling = MIN.saturating_mul(1 << attempt.min(20)).min(MAX);
+            let delay = backoff.next_delay();
+            assert!(ceiling / 2 <= delay && delay <= ceiling, "attempt {attempt}: {delay:?}");
+        }
+        backoff.reset();
+        assert!(backoff.next_delay() <= MIN);
+    }
+
+    #[test]
+    fn a_thousand_clients_do_not_come_back_together() {
+        let first: Vec<_> = (0..1000).map(|_| Backoff::new(Duration::from_secs(2), MAX).next_delay()).collect();
+        for tenth in 0..10 {
+            let from = Duration::from_millis(1000 + tenth * 100);
+            let together = first.iter().filter(|&&d| d >= from && d < from + Duration::from_millis(100)).count();
+            assert!(together < 200, "{together} of 1000 within 100 ms");
+        }
+    }
+}

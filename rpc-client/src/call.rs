@@ -1,0 +1,391 @@
+//! A call: a future with options.
+
+use std::{
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use rpc_codec::{CodecId, EncodeError, OpenMessage, PayloadError, RequestHead};
+use rpc_core::{CallId, Context as CallContext, Deadline, Executed, Metadata, MetadataError, MethodId};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::timeout_at;
+
+use crate::{
+    client::{Client, Response},
+    clock,
+    connection::{Connection, Sent},
+    error::CallError,
+    scratch,
+};
+
+/// A method as a client names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Method {
+    id: MethodId,
+    service: &'static str,
+    name: &'static str,
+}
+
+impl Method {
+    /// The method `name` of `service`, which is `package.Service`.
+    pub const fn new(service: &'static str, name: &'static str) -> Self {
+        Self { id: MethodId::of(service, name), service, name }
+    }
+
+    /// The id on the wire.
+    pub const fn id(self) -> MethodId {
+        self.id
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.service, self.name)
+    }
+}
+
+/// How arguments and replies of a call stand on the wire.
+pub trait WireForm<A, R>: sealed::Sealed {
+    #[doc(hidden)]
+    fn codec(configured: CodecId) -> CodecId;
+    #[doc(hidden)]
+    fn encode(codec: CodecId, args: &A, out: &mut Vec<u8>) -> Result<(), PayloadError>;
+    #[doc(hidden)]
+    fn decode(codec: CodecId, body: &[u8]) -> Result<R, PayloadError>;
+}
+
+/// In the client's codec, arguments as a tuple.
+#[derive(Debug)]
+pub enum InCodec {}
+
+/// Bytes that no codec touches.
+#[derive(Debug)]
+pub enum Untouched {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::InCodec {}
+    impl Sealed for super::Untouched {}
+}
+
+impl<A: Serialize, R: DeserializeOwned> WireForm<A, R> for InCodec {
+    fn codec(configured: CodecId) -> CodecId {
+        configured
+    }
+
+    fn encode(codec: CodecId, args: &A, out: &mut Vec<u8>) -> Result<(), PayloadError> {
+        codec.encode(args, out)
+    }
+
+    fn decode(codec: CodecId, body: &[u8]) -> Result<R, PayloadError> {
+        codec.decode(body)
+    }
+}
+
+impl WireForm<Bytes, Bytes> for Untouched {
+    fn codec(_: CodecId) -> CodecId {
+        CodecId::BYTES
+    }
+
+    fn encode(_: CodecId, args: &Bytes, out: &mut Vec<u8>) -> Result<(), PayloadError> {
+        out.extend_from_slice(args);
+        Ok(())
+    }
+
+    fn decode(_: CodecId, body: &[u8]) -> Result<Bytes, PayloadError> {
+        Ok(Bytes::copy_from_slice(body))
+    }
+}
+
+/// A call: awaiting it sends it and gives the reply.
+///
+/// Options are set before it is awaited. Within a call that a server runs, it inherits what is left
+/// of that call's deadline, and its trace.
+///
+/// # Cancel safety
+///
+/// Dropping the future cancels the call: the server is told, and drops the service's future at its
+/// next await. The call may have been executed by then.
+#[must_use = "a call does nothing until it is awaited"]
+pub struct Call<A, R, W = InCodec> {
+    client: Client,
+    method: Method,
+    args: Option<A>,
+    deadline: Option<Deadline>,
+    timeout: Option<Duration>,
+    metadata: Metadata,
+    metadata_error: Option<MetadataError>,
+    priority: u8,
+    state: State,
+    marker: PhantomData<fn() -> (R, W)>,
+}
+
+enum State {
+    New,
+    /// Waiting for a connection, or for room on it.
+    Preparing(Pin<Box<dyn Future<Output = Result<(Ready, Need), CallError>> + Send>>),
+    Sent {
+        connection: Arc<Connection>,
+        id: CallId,
+    },
+    Done,
+}
+
+/// A connection that may take the call now.
+struct Ready {
+    connection: Arc<Connection>,
+    deadline: Deadline,
+}
+
+/// What a connection must come to before the call can be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Connection,
+    Room,
+    Greeting,
+}
+
+impl<A, R, W> Call<A, R, W> {
+    pub(crate) fn new(client: Client, method: Method, args: A) -> Self {
+        Self {
+            client,
+            method,
+            args: Some(args),
+            deadline: None,
+            timeout: None,
+            metadata: Metadata::new(),
+            metadata_error: None,
+            priority: 0,
+            state: State::New,
+            marker: PhantomData,
+        }
+    }
+
+    /// How long the call may take from when it is first polled. It covers everything: connecting,
+    /// waiting for room, the server, the way back.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// By when the call must have ended. With a timeout as well, the earlier counts.
+    pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.deadline = Some(Deadline::at(deadline));
+        self
+    }
+
+    /// Adds a pair of metadata. One that breaks the rules of [`Metadata::insert`] makes the call
+    /// fail before it is sent.
+    pub fn metadata(mut self, key: &str, value: impl AsRef<[u8]>) -> Self {
+        if let Err(error) = self.metadata.insert(key, value) {
+            self.metadata_error.get_or_insert(error);
+        }
+        self
+    }
+
+    /// The class of the call; 0 is the normal one.
+    pub fn priority(mut self, class: u8) -> Self {
+        self.priority = class;
+        self
+    }
+
+    /// Awaits the reply with the metadata that came beside it.
+    ///
+    /// # Errors
+    ///
+    /// As for the call itself.
+    pub async fn response(mut self) -> Result<Response<R>, CallError>
+    where
+        A: Send + 'static,
+        W: WireForm<A, R>,
+    {
+        std::future::poll_fn(move |cx| self.poll_response(cx)).await
+    }
+}
+
+impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
+    fn poll_response(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<R>, CallError>> {
+        loop {
+            match &mut self.state {
+                State::New => {
+                    let now = clock::now();
+                    let deadline = self.begin(now)?;
+                    match self.client.connection() {
+                        Some(connection) => {
+                            if self.send(Ready { connection, deadline }, now, None, cx)? {
+                                return Poll::Pending;
+                            }
+                        }
+                        None => self.prepare(Need::Connection, None, deadline),
+                    }
+                }
+                State::Preparing(preparing) => {
+                    let ready = ready!(preparing.as_mut().poll(cx));
+                    self.state = State::Done;
+                    let (ready, need) = ready?;
+                    if self.send(ready, clock::now(), Some(need), cx)? {
+                        return Poll::Pending;
+                    }
+                }
+                State::Sent { connection, id } => {
+                    let answer = scratch::with_call_buffer(|body| {
+                        let metadata = ready!(connection.poll_answer(*id, body, cx));
+                        Poll::Ready(
+                            metadata.map(|metadata| (metadata, W::decode(W::codec(self.client.config().codec), body))),
+                        )
+                    });
+                    let outcome = ready!(answer).and_then(|(metadata, value)| match value {
+                        Ok(value) => Ok(Response { value, metadata, _private: PhantomData }),
+                        Err(source) => Err(CallError::Decode { peer: Arc::clone(&connection.peer), source }),
+                    });
+                    self.state = State::Done;
+                    return Poll::Ready(outcome);
+                }
+                State::Done => panic!("a call was polled after it had ended"),
+            }
+        }
+    }
+
+    /// Settles the options when the call is first polled.
+    fn begin(&mut self, now: Instant) -> Result<Deadline, CallError> {
+        if let Some(error) = self.metadata_error.take() {
+            self.state = State::Done;
+            return Err(CallError::Metadata(error));
+        }
+        let mut deadline = self.deadline.unwrap_or(Deadline::NONE);
+        let own = if self.deadline.is_none() { self.timeout.or(self.client.config().timeout) } else { self.timeout };
+        if let Some(timeout) = own {
+            deadline = deadline.min(Deadline::after(now, timeout));
+        }
+        if let Some(outer) = CallContext::current() {
+            deadline = deadline.min(outer.deadline().minus(INHERITED_MARGIN, now));
+            if self.metadata.get(TRACEPARENT).is_none()
+                && let Some(parent) = outer.metadata().get(TRACEPARENT)
+            {
+                // There may be no room for it; the trace is then lost, not the call.
+                let _ = self.metadata.insert(TRACEPARENT, parent);
+            }
+        }
+        Ok(deadline)
+    }
+
+    /// Encodes the call and hands it to the connection, or prepares to wait for what that lacks.
+    /// `waited` is what has been waited for. `true` when the call is on its way.
+    fn send(&mut self, ready: Ready, now: Instant, waited: Option<Need>, cx: &Context<'_>) -> Result<bool, CallError> {
+        let Ready { connection, deadline } = ready;
+        self.state = State::Done;
+        let Some(timeout_us) = deadline.to_wire(now) else {
+            return Err(CallError::DeadlineExceeded { peer: Arc::clone(&connection.peer), executed: Executed::Never });
+        };
+        let codec = W::codec(self.client.config().codec);
+        let head = RequestHead {
+            method: self.method.id,
+            timeout_us,
+            sent_at_us: clock::wire_micros(now),
+            codec,
+            compression: 0,
+            priority: self.priority,
+            attempt: 0,
+        };
+        let args = self.args.as_ref().expect("kept until the call is sent");
+        let sent = scratch::with_call_buffer(|frame| {
+            let message = OpenMessage::request(frame, &head, &self.metadata);
+            W::encode(codec, args, frame).map_err(CallError::Encode)?;
+            match message.finish(frame, CallId::CONNECTION, connection.bounds()) {
+                Ok(()) => Ok(Ok(connection.send(frame, deadline, waited == Some(Need::Room), cx.waker()))),
+                Err(error) => Ok(Err(error)),
+            }
+        })?;
+        match sent {
+            Ok(Sent::As(id)) => {
+                self.args = None;
+                self.state = State::Sent { connection, id };
+                return Ok(true);
+            }
+            Ok(Sent::NoRoom) => self.prepare(Need::Room, Some(connection), deadline),
+            Ok(Sent::Gone) => {
+                self.client.forget(&connection);
+                self.prepare(Need::Connection, None, deadline);
+            }
+            // The server may take more than it must, but has not said so yet.
+            Err(_) if !connection.is_greeted() => self.prepare(Need::Greeting, Some(connection), deadline),
+            Err(error) => return Err(too_large(&connection.peer, &error)),
+        }
+        Ok(false)
+    }
+
+    fn prepare(&mut self, need: Need, connection: Option<Arc<Connection>>, deadline: Deadline) {
+        let client = self.client.clone();
+        let preparing = async move {
+            let prepare = async {
+                match (need, connection) {
+                    (Need::Room, Some(connection)) => {
+                        connection.wait_for_room().await;
+                        Ok(connection)
+                    }
+                    (Need::Greeting, Some(connection)) => {
+                        connection.wait_for_greeting().await;
+                        Ok(connection)
+                    }
+                    _ => client.connected().await,
+                }
+            };
+            let prepared = match deadline.instant() {
+                None => prepare.await,
+                Some(instant) => match timeout_at(instant.into(), prepare).await {
+                    Ok(prepared) => prepared,
+                    Err(_) => {
+                        let peer = Arc::clone(client.peer());
+                        Err(CallError::DeadlineExceeded { peer, executed: Executed::Never })
+                    }
+                },
+            };
+            Ok((Ready { connection: prepared?, deadline }, need))
+        };
+        self.state = State::Preparing(Box::pin(preparing));
+    }
+}
+
+// Nothing in a call is pinned in place: what must be is in a box.
+impl<A, R, W> Unpin for Call<A, R, W> {}
+
+impl<A: 'static, R, W: WireForm<A, R>> Future for Call<A, R, W> {
+    type Output = Result<R, CallError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.get_mut().poll_response(cx).map_ok(|response| response.value)
+    }
+}
+
+impl<A, R, W> Drop for Call<A, R, W> {
+    fn drop(&mut self) {
+        if let State::Sent { connection, id } = &self.state {
+            connection.abandon(*id);
+        }
+    }
+}
+
+impl<A, R, W> fmt::Debug for Call<A, R, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").field("method", &format_args!("{}", self.method)).finish_non_exhaustive()
+    }
+}
+
+fn too_large(peer: &Arc<str>, error: &EncodeError) -> CallError {
+    let (len, max) = match *error {
+        EncodeError::MessageTooLong { len, max } => (len, max),
+        EncodeError::HeadTooLong { len, max } => (len as u64, max as u64),
+        _ => (0, 0),
+    };
+    CallError::RequestTooLarge { peer: Arc::clone(peer), len, max }
+}
+
+const TRACEPARENT: &str = "traceparent";
+/// What a nested call leaves its caller of the time, to make something of the answer.
+const INHERITED_MARGIN: Duration = Duration::from_millis(1);

@@ -1,0 +1,269 @@
+//! The calls of one connection that wait for their answers, in reusable slots.
+
+use std::{mem, task::Waker, time::Instant};
+
+use rpc_core::{CallId, Deadline, Metadata};
+
+use crate::error::CallError;
+
+/// The waiting calls of one connection.
+///
+/// An id names its slot and a sequence that is never used again, so an answer that comes late finds
+/// another id in the slot and cannot reach another caller.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    used: usize,
+    sequence: u64,
+    /// No call expires before this; it may be early.
+    next_expiry: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// [`CallId::CONNECTION`] while the slot is free.
+    id: CallId,
+    state: SlotState,
+    deadline: Deadline,
+    /// Where the request ends in the stream of bytes that were queued on this connection.
+    request_end: u64,
+    /// The body of the answer; kept for the next tenant.
+    body: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum SlotState {
+    Waiting(Option<Waker>),
+    Done(Result<Metadata, CallError>),
+}
+
+/// What an answer's id leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// A call that waits.
+    Waiting,
+    /// A call that does not wait any more.
+    Late,
+    /// No call of this connection had this id.
+    NeverIssued,
+}
+
+impl Slots {
+    /// How many calls wait or have answers that were not fetched.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Whether another call can be named on this connection.
+    pub(crate) fn exhausted(&self) -> bool {
+        self.sequence >= CallId::MAX_SEQUENCE
+    }
+
+    /// Takes a slot and the next id for a call whose answer will wake `waker`. `None` when there is no slot or no id left.
+    pub(crate) fn insert(&mut self, deadline: Deadline, request_end: u64, waker: &Waker) -> Option<CallId> {
+        if self.exhausted() {
+            return None;
+        }
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                let slot = u16::try_from(self.slots.len()).ok()?;
+                self.slots.push(Slot {
+                    id: CallId::CONNECTION,
+                    state: SlotState::Waiting(None),
+                    deadline: Deadline::NONE,
+                    request_end: 0,
+                    body: Vec::new(),
+                });
+                slot
+            }
+        };
+        self.sequence += 1;
+        self.used += 1;
+        let id = CallId::new(self.sequence, slot);
+        let tenant = &mut self.slots[usize::from(slot)];
+        tenant.id = id;
+        tenant.state = SlotState::Waiting(Some(waker.clone()));
+        tenant.deadline = deadline;
+        tenant.request_end = request_end;
+        if let Some(expiry) = deadline.instant() {
+            self.next_expiry = Some(self.next_expiry.map_or(expiry, |next| next.min(expiry)));
+        }
+        Some(id)
+    }
+
+    /// Where an answer with this id belongs.
+    pub(crate) fn find(&self, id: CallId) -> Found {
+        match self.slots.get(usize::from(id.slot())) {
+            Some(slot) if slot.id == id && matches!(slot.state, SlotState::Waiting(_)) => Found::Waiting,
+            Some(_) if id.sequence() >= 1 && id.sequence() <= self.sequence => Found::Late,
+            _ => Found::NeverIssued,
+        }
+    }
+
+    /// Ends a waiting call with a reply.
+    pub(crate) fn reply(&mut self, id: CallId, metadata: Metadata, body: &[u8]) -> Option<Waker> {
+        let slot = &mut self.slots[usize::from(id.slot())];
+        slot.body.clear();
+        slot.body.extend_from_slice(body);
+        slot.finish(Ok(metadata))
+    }
+
+    /// Ends a waiting call with an error.
+    pub(crate) fn fail(&mut self, id: CallId, error: CallError) -> Option<Waker> {
+        self.slots[usize::from(id.slot())].finish(Err(error))
+    }
+
+    /// The waiting calls, each with where its request ends in the stream.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (CallId, u64)> {
+        self.slots.iter().filter(|slot| slot.is_waiting()).map(|slot| (slot.id, slot.request_end))
+    }
+
+    /// When to look for expired calls next.
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        self.next_expiry
+    }
+
+    /// The waiting calls whose deadline has passed at `now`, each with where its request ends.
+    pub(crate) fn expired(&mut self, now: Instant) -> Vec<(CallId, u64)> {
+        if self.next_expiry.is_none_or(|next| next > now) {
+            return Vec::new();
+        }
+        let deadlines = self.slots.iter().filter(|slot| slot.is_waiting());
+        let (expired, later): (Vec<_>, Vec<_>) = deadlines
+            .filter_map(|slot| Some((slot.deadline.instant()?, slot.id, slot.request_end)))
+            .partition(|&(expiry, ..)| expiry <= now);
+        self.next_expiry = later.into_iter().map(|(expiry, ..)| expiry).min();
+        expired.into_iter().map(|(_, id, request_end)| (id, request_end)).collect()
+    }
+
+    /// The outcome of a call if it has ended; its slot is then free and its body in `body`. If it
+    /// has not, `waker` will be woken.
+    pub(crate) fn take(
+        &mut self,
+        id: CallId,
+        waker: &Waker,
+        body: &mut Vec<u8>,
+    ) -> Option<Result<Metadata, CallError>> {
+        let slot = &mut self.slots[usize::from(id.slot())];
+        match &mut slot.state {
+            SlotState::Waiting(known) => {
+                if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
+                    *known = Some(waker.clone());
+                }
+                None
+            }
+            SlotState::Done(outcome) => {
+                let outcome = mem::replace(outcome, Err(CallError::Closed));
+                mem::swap(&mut slot.body, body);
+                self.release(id);
+                Some(outcome)
+            }
+        }
+    }
+
+    /// Frees the slot of a call whose caller has gone. `true` if it still waited.
+    pub(crate) fn abandon(&mut self, id: CallId) -> bool {
+        let waited = self.find(id) == Found::Waiting;
+        self.release(id);
+        waited
+    }
+
+    fn release(&mut self, id: CallId) {
+        let slot = &mut self.slots[usize::from(id.slot())];
+        if slot.id != id {
+            return;
+        }
+        slot.id = CallId::CONNECTION;
+        slot.state = SlotState::Waiting(None);
+        if slot.body.capacity() > MAX_KEPT_LEN {
+            slot.body = Vec::new();
+        }
+        self.used -= 1;
+        self.free.push(id.slot());
+    }
+}
+
+impl Slot {
+    fn is_waiting(&self) -> bool {
+        self.id != CallId::CONNECTION && matches!(self.state, SlotState::Waiting(_))
+    }
+
+    fn finish(&mut self, outcome: Result<Metadata, CallError>) -> Option<Waker> {
+        match mem::replace(&mut self.state, SlotState::Done(outcome)) {
+            SlotState::Waiting(waker) => waker,
+            SlotState::Done(_) => None,
+        }
+    }
+}
+
+/// A longer body's buffer is not kept for the next tenant.
+const MAX_KEPT_LEN: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_for_an_earlier_tenant_of_the_slot_is_late() {
+        let mut slots = Slots::default();
+        let first = slots.insert(Deadline::NONE, 1, Waker::noop()).unwrap();
+        assert!(slots.abandon(first));
+        let second = slots.insert(Deadline::NONE, 2, Waker::noop()).unwrap();
+        assert_eq!(first.slot(), second.slot());
+        assert_eq!(slots.find(first), Found::Late);
+        assert_eq!(slots.find(second), Found::Waiting);
+        assert_eq!(slots.find(CallId::new(3, 0)), Found::NeverIssued);
+        assert_eq!(slots.find(CallId::new(2, 9)), Found::NeverIssued);
+        assert_eq!(slots.find(CallId::CONNECTION), Found::NeverIssued);
+    }
+
+    #[test]
+    fn ids_increase_whatever_slots_are_free() {
+        let mut slots = Slots::default();
+        let mut last = CallId::CONNECTION;
+        for round in 0..100 {
+            let id = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
+            assert!(id > last);
+            last = id;
+            if round % 3 == 0 {
+                slots.abandon(id);
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_whose_ids_are_used_up_takes_no_more_calls() {
+        let mut slots = Slots { sequence: CallId::MAX_SEQUENCE - 1, ..Slots::default() };
+        let last = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
+        assert_eq!(last.sequence(), CallId::MAX_SEQUENCE);
+        assert!(slots.exhausted() && slots.insert(Deadline::NONE, 0, Waker::noop()).is_none());
+    }
+
+    #[test]
+    fn a_fetched_answer_leaves_the_slot_to_the_next() {
+        let mut slots = Slots::default();
+        let id = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
+        let mut body = Vec::new();
+        assert!(slots.take(id, Waker::noop(), &mut body).is_none());
+        assert!(slots.reply(id, Metadata::new(), b"book").is_some());
+        assert_eq!(slots.find(id), Found::Late, "an answer that comes twice");
+        assert!(matches!(slots.take(id, Waker::noop(), &mut body), Some(Ok(_))));
+        assert_eq!((body.as_slice(), slots.used()), (&b"book"[..], 0));
+    }
+
+    #[test]
+    fn only_waiting_calls_expire() {
+        let mut slots = Slots::default();
+        let now = Instant::now();
+        let deadline = Deadline::after(now, Duration::from_secs(1));
+        let answered = slots.insert(deadline, 10, Waker::noop()).unwrap();
+        let waiting = slots.insert(deadline, 20, Waker::noop()).unwrap();
+        slots.reply(answered, Metadata::new(), b"");
+        assert!(slots.expired(now).is_empty());
+        assert_eq!(slots.expired(now + Duration::from_secs(1)), [(waiting, 20)]);
+    }
+}

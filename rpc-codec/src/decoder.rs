@@ -1,0 +1,112 @@
+//! Bytes to frames: a pure function of a buffer.
+
+use crate::{
+    error::DecodeError,
+    frame::{Frame, GoAway, GoAwayReason, RequestFrame, ResponseFrame},
+    header::{HEADER_LEN, Header, Kind},
+};
+
+/// Reads frames from the front of a buffer.
+///
+/// It holds no bytes and no state, so the same bytes give the same frames however they were split
+/// on their way, and no memory is reserved for what a peer claims.
+///
+/// ```
+/// use rpc_codec::{Decoded, Frame, FrameDecoder, encode_ping};
+///
+/// let mut wire = Vec::new();
+/// encode_ping(&mut wire, [7; 8]);
+/// let decoder = FrameDecoder::new(1 << 18);
+/// assert!(matches!(decoder.decode(&wire[..10]), Ok(Decoded::Incomplete { .. })));
+/// let Ok(Decoded::Frame { frame, len }) = decoder.decode(&wire) else { panic!() };
+/// assert_eq!((frame, len), (Frame::Ping([7; 8]), wire.len()));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct FrameDecoder {
+    max_frame: u32,
+}
+
+/// What stands at the front of a buffer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Decoded<'a> {
+    /// A frame, and how many bytes it took.
+    Frame {
+        /// The frame.
+        frame: Frame<'a>,
+        /// Its length in the buffer.
+        len: usize,
+    },
+    /// The beginning of a frame.
+    Incomplete {
+        /// The length the frame will have, once its header is known.
+        frame_len: Option<usize>,
+    },
+}
+
+impl FrameDecoder {
+    /// A decoder that takes frames of up to `max_frame` bytes, without the length field.
+    pub const fn new(max_frame: u32) -> Self {
+        Self { max_frame }
+    }
+
+    /// Reads the frame at the front of `buf`.
+    ///
+    /// # Errors
+    ///
+    /// The peer broke the framing. The connection cannot go on, since where the next frame begins
+    /// is not to be trusted.
+    pub fn decode<'a>(&self, buf: &'a [u8]) -> Result<Decoded<'a>, DecodeError> {
+        let Some(header) = Header::decode(buf, self.max_frame)? else {
+            return Ok(Decoded::Incomplete { frame_len: None });
+        };
+        let len = header.frame_len;
+        let Some(frame) = buf.get(HEADER_LEN..len) else {
+            return Ok(Decoded::Incomplete { frame_len: Some(len) });
+        };
+        let (head, body) = frame.split_at(header.head_len);
+        let frame = decode_kind(&header, head, body)?;
+        Ok(Decoded::Frame { frame, len })
+    }
+}
+
+fn decode_kind<'a>(header: &Header, head: &'a [u8], body: &'a [u8]) -> Result<Frame<'a>, DecodeError> {
+    let id = header.id;
+    let Some(kind) = header.kind else { return Ok(Frame::Ignored { kind: header.kind_byte }) };
+    Ok(match kind {
+        Kind::Request => match RequestFrame::decode(id, header.more(), head, body) {
+            Ok(request) => Frame::Request(request),
+            Err(error) => Frame::Malformed { id, error },
+        },
+        Kind::Response => match ResponseFrame::decode(id, header.more(), head, body) {
+            Ok(response) => Frame::Response(response),
+            Err(error) => Frame::Malformed { id, error },
+        },
+        Kind::Cont => Frame::Cont { id, more: header.more(), part: body },
+        Kind::Cancel => Frame::Cancel { id },
+        Kind::Ping => Frame::Ping(opaque(kind, head)?),
+        Kind::Pong => Frame::Pong(opaque(kind, head)?),
+        Kind::GoAway => Frame::GoAway(decode_go_away(head)?),
+        Kind::Hello => return Err(DecodeError::Malformed { kind: kind.name(), why: "it must be the first frame" }),
+        Kind::Item | Kind::End | Kind::Credit => {
+            return Err(DecodeError::Malformed { kind: kind.name(), why: "the call is not a stream" });
+        }
+    })
+}
+
+fn opaque(kind: Kind, head: &[u8]) -> Result<[u8; 8], DecodeError> {
+    let bytes = head.first_chunk::<8>();
+    bytes.copied().ok_or(DecodeError::Malformed { kind: kind.name(), why: "it must carry eight bytes" })
+}
+
+fn decode_go_away(head: &[u8]) -> Result<GoAway<'_>, DecodeError> {
+    let malformed = |why| DecodeError::Malformed { kind: Kind::GoAway.name(), why };
+    let (last, rest) = head.split_first_chunk::<8>().ok_or(malformed("the head is cut short"))?;
+    let (reason, rest) = rest.split_first_chunk::<2>().ok_or(malformed("the head is cut short"))?;
+    let (len, rest) = rest.split_first_chunk::<2>().ok_or(malformed("the head is cut short"))?;
+    let message = rest.get(..usize::from(u16::from_be_bytes(*len))).ok_or(malformed("the message is cut short"))?;
+    Ok(GoAway {
+        last: rpc_core::CallId::from_wire(u64::from_be_bytes(*last)),
+        reason: GoAwayReason::from_wire(u16::from_be_bytes(*reason)),
+        message: std::str::from_utf8(message).map_err(|_| malformed("the message is not UTF-8"))?,
+    })
+}

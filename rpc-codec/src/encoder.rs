@@ -1,0 +1,232 @@
+//! Frames to bytes: each is appended to a buffer in place, its lengths patched in when it ends.
+
+use rpc_core::{CallId, Executed, Metadata, Refusal, Status, StatusCode};
+
+use crate::{
+    details::{self, FieldTooLong},
+    error::EncodeError,
+    frame::{GoAwayReason, RequestHead},
+    header::{COUNTED_LEN, HEADER_LEN, Kind},
+};
+
+/// The length of a REQUEST's header and head without metadata; the shortest frame of a call.
+pub const EMPTY_REQUEST_LEN: usize = HEADER_LEN + 29;
+/// The length of a RESPONSE's header and head without metadata, message and details.
+pub const EMPTY_RESPONSE_LEN: usize = HEADER_LEN + 12;
+
+/// The longest frame and body that the other end takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendBounds {
+    /// Bytes of a frame, without its length field.
+    pub max_frame: u32,
+    /// Bytes of a body.
+    pub max_message: u32,
+}
+
+/// Where a frame begins that is still being written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenFrame {
+    start: usize,
+}
+
+impl OpenFrame {
+    pub(crate) fn begin(out: &mut Vec<u8>) -> Self {
+        let start = out.len();
+        out.extend_from_slice(&[0; HEADER_LEN]);
+        Self { start }
+    }
+
+    /// Ends a frame that is all head.
+    pub(crate) fn finish_head(self, out: &mut [u8], kind: Kind, id: CallId) {
+        let head_len = out.len() - self.start - HEADER_LEN;
+        self.write_header(out, kind, head_len, id);
+    }
+
+    fn write_header(self, out: &mut [u8], kind: Kind, head_len: usize, id: CallId) {
+        let len = (out.len() - self.start - 4) as u32;
+        let header = &mut out[self.start..self.start + HEADER_LEN];
+        header[..4].copy_from_slice(&len.to_be_bytes());
+        header[4] = kind as u8;
+        header[5] = 0;
+        header[6..8].copy_from_slice(&(head_len as u16).to_be_bytes());
+        header[8..].copy_from_slice(&id.to_wire().to_be_bytes());
+    }
+}
+
+/// A REQUEST or RESPONSE whose body is still being written.
+///
+/// The body is encoded straight behind the head; [`OpenMessage::finish`] then patches the lengths.
+#[derive(Debug)]
+#[must_use = "a message that is not finished leaves half a frame in the buffer"]
+pub struct OpenMessage {
+    frame: OpenFrame,
+    kind: Kind,
+    body_start: usize,
+    /// Where in the head the length of the body stands.
+    body_len_at: usize,
+}
+
+impl OpenMessage {
+    /// Opens a REQUEST; the body may be appended to `out` now.
+    pub fn request(out: &mut Vec<u8>, head: &RequestHead, metadata: &Metadata) -> Self {
+        let frame = OpenFrame::begin(out);
+        let mut fixed = [0; 28];
+        fixed[..8].copy_from_slice(&head.method.to_wire().to_be_bytes());
+        fixed[8..16].copy_from_slice(&head.timeout_us.to_be_bytes());
+        fixed[16..20].copy_from_slice(&head.sent_at_us.to_be_bytes());
+        fixed[24..].copy_from_slice(&[head.codec.to_wire(), head.compression, head.priority, head.attempt]);
+        out.extend_from_slice(&fixed);
+        metadata.encode(out);
+        Self { frame, kind: Kind::Request, body_start: out.len(), body_len_at: frame.start + HEADER_LEN + 20 }
+    }
+
+    /// Opens a RESPONSE that succeeded; the body may be appended to `out` now.
+    pub fn response(out: &mut Vec<u8>, metadata: &Metadata) -> Self {
+        let frame = OpenFrame::begin(out);
+        write_response_head(out, StatusCode::Ok, Executed::Finished);
+        metadata.encode(out);
+        out.extend_from_slice(&[0; 3]);
+        Self { frame, kind: Kind::Response, body_start: out.len(), body_len_at: frame.start + HEADER_LEN + 4 }
+    }
+
+    /// The body as far as it has been written.
+    pub fn body<'a>(&self, out: &'a [u8]) -> &'a [u8] {
+        &out[self.body_start..]
+    }
+
+    /// Puts metadata into a RESPONSE that was opened without any; the body moves up.
+    pub fn insert_metadata(&mut self, out: &mut Vec<u8>, metadata: &Metadata) {
+        let mut encoded = Vec::with_capacity(metadata.encoded_len());
+        metadata.encode(&mut encoded);
+        let empty_at = self.frame.start + HEADER_LEN + 8;
+        out.splice(empty_at..=empty_at, encoded);
+        self.body_start += metadata.encoded_len() - 1;
+    }
+
+    /// Whether the message as it stands may be sent.
+    ///
+    /// # Errors
+    ///
+    /// The body, the head or the frame would be longer than the receiver takes.
+    pub fn check(&self, out: &[u8], bounds: SendBounds) -> Result<(), EncodeError> {
+        let body_len = (out.len() - self.body_start) as u64;
+        let rest_len = (self.body_start - self.frame.start - 4) as u64;
+        let Some(room) = u64::from(bounds.max_frame).checked_sub(rest_len) else {
+            let len = self.body_start - self.frame.start - HEADER_LEN;
+            return Err(EncodeError::HeadTooLong { len, max: max_head(bounds.max_frame) });
+        };
+        let max = u64::from(bounds.max_message).min(room);
+        if body_len > max { Err(EncodeError::MessageTooLong { len: body_len, max }) } else { Ok(()) }
+    }
+
+    /// Ends the frame: patches the lengths and the id.
+    ///
+    /// # Errors
+    ///
+    /// As for [`OpenMessage::check`]; `out` is cut back to where the frame began.
+    pub fn finish(self, out: &mut Vec<u8>, id: CallId, bounds: SendBounds) -> Result<(), EncodeError> {
+        if let Err(error) = self.check(out, bounds) {
+            self.abandon(out);
+            return Err(error);
+        }
+        let body_len = (out.len() - self.body_start) as u32;
+        out[self.body_len_at..self.body_len_at + 4].copy_from_slice(&body_len.to_be_bytes());
+        let head_len = self.body_start - self.frame.start - HEADER_LEN;
+        self.frame.write_header(out, self.kind, head_len, id);
+        Ok(())
+    }
+
+    /// Takes the frame back; `out` is as it was before.
+    pub fn abandon(self, out: &mut Vec<u8>) {
+        out.truncate(self.frame.start);
+    }
+}
+
+/// Sets the id of a whole frame that was encoded before its id was known.
+pub fn patch_id(frame: &mut [u8], id: CallId) {
+    frame[8..HEADER_LEN].copy_from_slice(&id.to_wire().to_be_bytes());
+}
+
+/// Appends the RESPONSE that ends a call with `status`.
+///
+/// # Errors
+///
+/// Message, details and metadata do not fit into a head, one of them is longer than its length can
+/// say, or the frame would be longer than `max_frame`; `out` is cut back.
+pub fn encode_status(out: &mut Vec<u8>, id: CallId, status: &Status, max_frame: u32) -> Result<(), EncodeError> {
+    let frame = OpenFrame::begin(out);
+    write_response_head(out, status.code(), status.executed());
+    status.metadata().encode(out);
+    let fields = write_message(out, status.message()).and_then(|()| details::encode(out, status));
+    let (len, max) = (out.len() - frame.start - HEADER_LEN, max_head(max_frame));
+    let error = match fields {
+        Ok(()) if len <= max => {
+            frame.finish_head(out, Kind::Response, id);
+            return Ok(());
+        }
+        Ok(()) => EncodeError::HeadTooLong { len, max },
+        Err(FieldTooLong { len, max }) => EncodeError::HeadTooLong { len, max },
+    };
+    out.truncate(frame.start);
+    Err(error)
+}
+
+/// Appends the RESPONSE that turns a call away. It allocates nothing but room in `out`.
+pub fn encode_refusal(out: &mut Vec<u8>, id: CallId, refusal: &Refusal) {
+    let frame = OpenFrame::begin(out);
+    write_response_head(out, refusal.reason().code(), Executed::Never);
+    let message = refusal.reason().message();
+    out.push(0);
+    out.extend_from_slice(&(message.len() as u16).to_be_bytes());
+    out.extend_from_slice(message.as_bytes());
+    details::encode_refusal(out, refusal).expect("names of limits are short");
+    frame.finish_head(out, Kind::Response, id);
+}
+
+/// Appends a CANCEL.
+pub fn encode_cancel(out: &mut Vec<u8>, id: CallId) {
+    OpenFrame::begin(out).finish_head(out, Kind::Cancel, id);
+}
+
+/// Appends a PING.
+pub fn encode_ping(out: &mut Vec<u8>, opaque: [u8; 8]) {
+    encode_opaque(out, Kind::Ping, opaque);
+}
+
+/// Appends the PONG that answers a PING of the same bytes.
+pub fn encode_pong(out: &mut Vec<u8>, opaque: [u8; 8]) {
+    encode_opaque(out, Kind::Pong, opaque);
+}
+
+/// Appends a GOAWAY. Of a long `message`, 1,024 bytes at most are sent.
+pub fn encode_go_away(out: &mut Vec<u8>, last: CallId, reason: GoAwayReason, message: &str) {
+    let message = &message[..message.floor_char_boundary(1024)];
+    let frame = OpenFrame::begin(out);
+    out.extend_from_slice(&last.to_wire().to_be_bytes());
+    out.extend_from_slice(&reason.to_wire().to_be_bytes());
+    out.extend_from_slice(&(message.len() as u16).to_be_bytes());
+    out.extend_from_slice(message.as_bytes());
+    frame.finish_head(out, Kind::GoAway, CallId::CONNECTION);
+}
+
+fn encode_opaque(out: &mut Vec<u8>, kind: Kind, opaque: [u8; 8]) {
+    let frame = OpenFrame::begin(out);
+    out.extend_from_slice(&opaque);
+    frame.finish_head(out, kind, CallId::CONNECTION);
+}
+
+/// The longest head of a frame of `max_frame` bytes.
+fn max_head(max_frame: u32) -> usize {
+    max_frame.saturating_sub(COUNTED_LEN).min(u16::MAX.into()) as usize
+}
+
+fn write_message(out: &mut Vec<u8>, message: &str) -> Result<(), FieldTooLong> {
+    let len = FieldTooLong::check::<u16>(message.len(), u16::MAX.into())?;
+    out.extend_from_slice(&len.to_be_bytes());
+    out.extend_from_slice(message.as_bytes());
+    Ok(())
+}
+
+fn write_response_head(out: &mut Vec<u8>, code: StatusCode, executed: Executed) {
+    out.extend_from_slice(&[code.to_wire(), executed.to_wire(), 0, 0, 0, 0, 0, 0]);
+}

@@ -1,0 +1,36 @@
+//! Bytes to frames and back, and values to bodies and back: pure functions of a buffer.
+//!
+//! `docs/protocol.md` specifies every byte. Nothing here waits, and nothing is reserved for what a
+//! peer merely claims.
+//!
+//! ```
+//! use rpc_codec::{Decoded, Frame, FrameDecoder, encode_cancel};
+//! use rpc_core::CallId;
+//!
+//! let mut wire = Vec::new();
+//! encode_cancel(&mut wire, CallId::new(1, 0));
+//! let decoded = FrameDecoder::new(1 << 18).decode(&wire)?;
+//! assert!(matches!(decoded, Decoded::Frame { frame: Frame::Cancel { .. }, len: 16 }));
+//! # Ok::<(), rpc_codec::DecodeError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod decoder;
+mod details;
+mod encoder;
+mod error;
+mod frame;
+mod header;
+mod hello;
+pub mod payload;
+
+pub use decoder::{Decoded, FrameDecoder};
+pub use encoder::{
+    EMPTY_REQUEST_LEN, EMPTY_RESPONSE_LEN, OpenMessage, SendBounds, encode_cancel, encode_go_away, encode_ping,
+    encode_pong, encode_refusal, encode_status, patch_id,
+};
+pub use error::{DecodeError, EncodeError, HeadError};
+pub use frame::{Frame, GoAway, GoAwayReason, RequestFrame, RequestHead, ResponseFrame};
+pub use header::{HEADER_LEN, Kind};
+pub use hello::{CodecSet, Hello, MAGIC, MAX_HELLO_LEN, VERSION};
+pub use payload::{Codec, CodecId, PayloadError};

@@ -1,0 +1,448 @@
+//! How many calls may be in flight: two counters that only grow.
+
+use std::sync::Arc;
+
+use super::sync::{AtomicU64, Ordering};
+
+/// Bounds how many calls are in flight at once.
+///
+/// It counts two things, and both only grow: permits acquired and permits released. What is in flight
+/// is their difference, so it cannot drift from the counters that are exported, and it cannot fall
+/// below zero. Without a maximum it refuses nobody and still counts, so a maximum set later finds
+/// the calls that are running.
+///
+/// ```
+/// # use rpc_core::limit::ConcurrencyLimit;
+/// let limit = ConcurrencyLimit::new("reports", Some(1)).unwrap();
+/// let permit = limit.try_acquire().unwrap();
+/// assert_eq!(limit.try_acquire().unwrap_err().in_flight, 1);
+/// drop(permit);
+/// assert!(limit.try_acquire().is_ok());
+/// ```
+#[derive(Debug)]
+pub struct ConcurrencyLimit {
+    name: &'static str,
+    acquired: AtomicU64,
+    released: AtomicU64,
+    /// `u64::MAX` is no maximum.
+    max: AtomicU64,
+    high_water: AtomicU64,
+    /// The wider limit that every call counts in as well.
+    wider: Option<Arc<Self>>,
+}
+
+impl ConcurrencyLimit {
+    /// A limit of `max` calls in flight, or none; `name` is what refusals call it.
+    ///
+    /// # Errors
+    ///
+    /// A maximum of 0 is a mistake in configuration: it would refuse every call.
+    pub fn new(name: &'static str, max: Option<u64>) -> Result<Arc<Self>, ConcurrencyError> {
+        Self::make(name, max, None)
+    }
+
+    /// A limit within a wider one, such as that of a connection within that of the server: a call
+    /// that passes counts in both, a call that either refuses in none. One permit stands for all.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ConcurrencyLimit::new`].
+    pub fn within(wider: Arc<Self>, name: &'static str, max: Option<u64>) -> Result<Arc<Self>, ConcurrencyError> {
+        Self::make(name, max, Some(wider))
+    }
+
+    fn make(name: &'static str, max: Option<u64>, wider: Option<Arc<Self>>) -> Result<Arc<Self>, ConcurrencyError> {
+        Ok(Arc::new(Self {
+            name,
+            acquired: AtomicU64::new(0),
+            released: AtomicU64::new(0),
+            max: AtomicU64::new(max_to_word(max)?),
+            high_water: AtomicU64::new(0),
+            wider,
+        }))
+    }
+
+    /// Takes a permit if fewer than the maximum are out, here and in all wider limits.
+    ///
+    /// # Errors
+    ///
+    /// A refusal takes nothing and writes nothing. It is true: at one moment during this call, as
+    /// many permits were out as it says.
+    pub fn try_acquire(self: &Arc<Self>) -> Result<ConcurrencyPermit, ConcurrencyRefusal> {
+        self.admit()?;
+        Ok(ConcurrencyPermit { limit: Arc::clone(self) })
+    }
+
+    /// Counts a call here and in all wider limits, or in none.
+    fn admit(&self) -> Result<(), ConcurrencyRefusal> {
+        self.admit_here()?;
+        match self.wider.as_ref().map_or(Ok(()), |wider| wider.admit()) {
+            Ok(()) => Ok(()),
+            Err(refusal) => {
+                self.released.fetch_add(1, Ordering::Release);
+                Err(refusal)
+            }
+        }
+    }
+
+    fn admit_here(&self) -> Result<(), ConcurrencyRefusal> {
+        let max = self.max.load(Ordering::Relaxed);
+        let mut acquired = self.acquired.load(Ordering::Acquire);
+        loop {
+            // After `acquired`, never before: then a difference that is too large was real at this
+            // moment. Acquire, so that what earlier holders did is visible to the next.
+            let released = self.released.load(Ordering::Acquire);
+            // More released than acquired means that `acquired` is old; the swap will find out.
+            let in_flight = acquired.saturating_sub(released);
+            if in_flight >= max {
+                return Err(ConcurrencyRefusal { limit: self.name, max, in_flight });
+            }
+            // If the swap succeeds, `acquired` is exact and `released` can only have grown since.
+            // Adding first and undoing would refuse a neighbour who sees the addition meanwhile.
+            match self.acquired.compare_exchange_weak(acquired, acquired + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    self.note_high_water(in_flight + 1);
+                    return Ok(());
+                }
+                Err(current) => acquired = current,
+            }
+        }
+    }
+
+    /// Changes the maximum while calls run, also to less than are in flight: those finish, and calls
+    /// pass again once fewer than `max` are left.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ConcurrencyLimit::new`]; the old maximum then stays.
+    pub fn set_max(&self, max: Option<u64>) -> Result<(), ConcurrencyError> {
+        self.max.store(max_to_word(max)?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The name it was given.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The most calls in flight, if there is a maximum.
+    pub fn max(&self) -> Option<u64> {
+        word_to_max(self.max.load(Ordering::Relaxed))
+    }
+
+    /// The figures of one moment: they fit each other exactly, also while calls come and go.
+    pub fn snapshot(&self) -> ConcurrencySnapshot {
+        let mut acquired = self.acquired.load(Ordering::Acquire);
+        let released = loop {
+            let released = self.released.load(Ordering::Acquire);
+            // It only grows, so being the same before and after means being the same in between.
+            match self.acquired.load(Ordering::Acquire) {
+                same if same == acquired => break released,
+                newer => acquired = newer,
+            }
+        };
+        let held = acquired - released;
+        // An admission is noted just after it was made, so it may not be noted yet.
+        let high_water = self.high_water.load(Ordering::Relaxed).max(held);
+        ConcurrencySnapshot { max: self.max(), held, acquired, released, high_water }
+    }
+
+    fn note_high_water(&self, in_flight: u64) {
+        // Loaded first: a new high is rare, and a write by every call would not be free.
+        if in_flight > self.high_water.load(Ordering::Relaxed) {
+            self.high_water.fetch_max(in_flight, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The right of one call to be in flight within one [`ConcurrencyLimit`].
+///
+/// Dropping it is the only way to give it back. It cannot be cloned, and travels with the call
+/// inside a [`CallPermit`](super::CallPermit) until the response has been written.
+#[must_use = "dropping the permit ends the call's claim"]
+#[derive(Debug)]
+pub struct ConcurrencyPermit {
+    limit: Arc<ConcurrencyLimit>,
+}
+
+impl ConcurrencyPermit {
+    /// The limit it counts in.
+    pub const fn limit(&self) -> &Arc<ConcurrencyLimit> {
+        &self.limit
+    }
+}
+
+impl Drop for ConcurrencyPermit {
+    fn drop(&mut self) {
+        let mut limit = Some(&self.limit);
+        while let Some(narrower) = limit {
+            narrower.released.fetch_add(1, Ordering::Release);
+            limit = narrower.wider.as_ref();
+        }
+    }
+}
+
+/// A call turned away because as many as allowed are in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{in_flight} calls are in flight in {limit}, of {max}")]
+#[non_exhaustive]
+pub struct ConcurrencyRefusal {
+    /// The limit that refused: the one asked, or a wider one.
+    pub limit: &'static str,
+    /// The most calls in flight.
+    pub max: u64,
+    /// Calls in flight; more than `max` if that was lowered meanwhile.
+    pub in_flight: u64,
+}
+
+/// A maximum that no limit can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConcurrencyError {
+    /// Such a limit would refuse every call.
+    #[error("a maximum of zero calls in flight would refuse every call; for no limit, leave it out")]
+    ZeroMax,
+}
+
+/// The figures of a [`ConcurrencyLimit`] at one moment: `acquired == released + held`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConcurrencySnapshot {
+    /// The most calls in flight, if there is a maximum.
+    pub max: Option<u64>,
+    /// Permits that are out.
+    pub held: u64,
+    /// Permits ever acquired.
+    pub acquired: u64,
+    /// Permits ever given back.
+    pub released: u64,
+    /// The most permits ever out at once. A release in the very moment of an admission may count
+    /// as later than it.
+    pub high_water: u64,
+}
+
+fn max_to_word(max: Option<u64>) -> Result<u64, ConcurrencyError> {
+    match max {
+        Some(0) => Err(ConcurrencyError::ZeroMax),
+        max => Ok(max.unwrap_or(u64::MAX)),
+    }
+}
+
+fn word_to_max(word: u64) -> Option<u64> {
+    (word != u64::MAX).then_some(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, AtomicU64},
+        thread,
+    };
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn limit(max: impl Into<Option<u64>>) -> Arc<ConcurrencyLimit> {
+        ConcurrencyLimit::new("test", max.into()).unwrap()
+    }
+
+    #[test]
+    fn zero_is_a_mistake_and_any_other_maximum_is_taken_at_its_word() {
+        assert_eq!(ConcurrencyLimit::new("test", Some(0)).unwrap_err(), ConcurrencyError::ZeroMax);
+        for max in [1, u64::from(u32::MAX), u64::MAX - 1] {
+            assert_eq!(limit(max).max(), Some(max));
+        }
+        assert_eq!(limit(u64::MAX).max(), None);
+        let limit = limit(7);
+        assert_eq!(limit.set_max(Some(0)), Err(ConcurrencyError::ZeroMax));
+        assert_eq!((limit.max(), limit.name()), (Some(7), "test"));
+    }
+
+    #[test]
+    fn a_refusal_takes_nothing_and_says_what_is_in_flight() {
+        let limit = limit(2);
+        let permits = [limit.try_acquire().unwrap(), limit.try_acquire().unwrap()];
+        let before = limit.snapshot();
+        for _ in 0..100 {
+            assert_eq!(
+                limit.try_acquire().unwrap_err(),
+                ConcurrencyRefusal { limit: limit.name(), max: 2, in_flight: 2 }
+            );
+        }
+        assert_eq!(limit.snapshot(), before);
+        drop(permits);
+        assert_eq!(limit.snapshot().held, 0);
+    }
+
+    #[test]
+    fn no_maximum_still_counts_so_one_set_later_finds_what_runs() {
+        let limit = limit(None);
+        let running: Vec<_> = (0..3).map(|_| limit.try_acquire().unwrap()).collect();
+        assert_eq!(limit.snapshot().held, 3);
+        limit.set_max(Some(4)).unwrap();
+        let fourth = limit.try_acquire().unwrap();
+        assert_eq!(limit.try_acquire().unwrap_err().in_flight, 4);
+        drop((running, fourth));
+        limit.set_max(None).unwrap();
+        let all: Vec<_> = (0..100).map(|_| limit.try_acquire().unwrap()).collect();
+        drop(all);
+        let expected = ConcurrencySnapshot { max: None, held: 0, acquired: 104, released: 104, high_water: 100 };
+        assert_eq!(limit.snapshot(), expected);
+    }
+
+    #[test]
+    fn a_maximum_below_what_is_in_flight_holds_once_enough_have_ended() {
+        let limit = limit(8);
+        let mut permits: Vec<_> = (0..8).map(|_| limit.try_acquire().unwrap()).collect();
+        limit.set_max(Some(3)).unwrap();
+        while permits.len() >= 3 {
+            let in_flight = permits.len() as u64;
+            assert_eq!(limit.try_acquire().unwrap_err(), ConcurrencyRefusal { limit: limit.name(), max: 3, in_flight });
+            permits.pop();
+        }
+        permits.push(limit.try_acquire().unwrap());
+        assert!(limit.try_acquire().is_err());
+    }
+
+    #[test]
+    fn of_two_calls_at_once_on_a_limit_of_one_exactly_one_passes() {
+        let limit = limit(1);
+        let (start, decided) = (AtomicU64::new(0), AtomicU64::new(0));
+        let passed = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for round in 1..=1_000 {
+                        meet(&start, 2 * round);
+                        let permit = limit.try_acquire();
+                        passed.fetch_add(u64::from(permit.is_ok()), Ordering::Relaxed);
+                        meet(&decided, 2 * round);
+                        assert_eq!(passed.load(Ordering::Relaxed), round);
+                        drop(permit);
+                    }
+                });
+            }
+        });
+        assert_eq!(limit.snapshot().held, 0);
+    }
+
+    /// A barrier that both leave within nanoseconds; std's wakes one long after the other.
+    fn meet(arrived: &AtomicU64, all: u64) {
+        arrived.fetch_add(1, Ordering::AcqRel);
+        for spins in 0_u64.. {
+            match arrived.load(Ordering::Acquire) {
+                count if count >= all => break,
+                _ if spins % 1_000 == 999 => thread::yield_now(),
+                _ => std::hint::spin_loop(),
+            }
+        }
+    }
+
+    #[test]
+    fn many_threads_never_exceed_the_limit_and_every_sample_adds_up() {
+        let limit = limit(3);
+        let (running, most, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let samples = scope.spawn(|| {
+                let mut samples = 0_u64;
+                while !done.load(Ordering::Acquire) {
+                    let sample = limit.snapshot();
+                    assert_eq!(sample.acquired, sample.released + sample.held);
+                    assert!(sample.held <= 3 && sample.held <= sample.high_water && sample.high_water <= 3);
+                    samples += 1;
+                }
+                samples
+            });
+            let workers: Vec<_> = (0..6)
+                .map(|_| {
+                    scope.spawn(|| {
+                        for call in 0..20_000 {
+                            if let Ok(permit) = limit.try_acquire() {
+                                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                                // Now and then, a holder is away while others try.
+                                if call % 100 == 0 {
+                                    thread::yield_now();
+                                }
+                                running.fetch_sub(1, Ordering::SeqCst);
+                                drop(permit);
+                            }
+                        }
+                    })
+                })
+                .collect();
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
+            done.store(true, Ordering::Release);
+            assert!(samples.join().unwrap() > 0);
+        });
+        assert!(most.into_inner() <= 3);
+        assert_eq!(limit.snapshot().held, 0);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Acquire,
+        Release(usize),
+        SetMax(Option<u64>),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => Just(Step::Acquire),
+            3 => any::<usize>().prop_map(Step::Release),
+            1 => proptest::option::of(1_u64..6).prop_map(Step::SetMax),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_decision_is_that_of_a_list_of_permits(steps in prop::collection::vec(step(), 0..200)) {
+            let limit = limit(3);
+            let (mut max, mut acquired, mut high_water) = (Some(3), 0, 0);
+            let mut permits = Vec::new();
+            for step in steps {
+                let in_flight = permits.len() as u64;
+                match step {
+                    Step::Acquire => match limit.try_acquire() {
+                        Ok(permit) => {
+                            prop_assert!(max.is_none_or(|max| in_flight < max));
+                            permits.push(permit);
+                            acquired += 1;
+                            high_water = high_water.max(in_flight + 1);
+                        }
+                        Err(refusal) => {
+                            prop_assert!(Some(refusal.max) == max && in_flight >= refusal.max);
+                            prop_assert_eq!(refusal.in_flight, in_flight);
+                        }
+                    },
+                    Step::Release(at) if !permits.is_empty() => drop(permits.swap_remove(at % permits.len())),
+                    Step::Release(_) => {}
+                    Step::SetMax(new) => {
+                        limit.set_max(new).unwrap();
+                        max = new;
+                    }
+                }
+                let held = permits.len() as u64;
+                let expected = ConcurrencySnapshot { max, held, acquired, released: acquired - held, high_water };
+                prop_assert_eq!(limit.snapshot(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_counts_in_a_limit_and_the_wider_one_or_in_neither() {
+        let wide = ConcurrencyLimit::new("wide", Some(2)).unwrap();
+        let narrow = |name| ConcurrencyLimit::within(Arc::clone(&wide), name, Some(2)).unwrap();
+        let (a, b) = (narrow("a"), narrow("b"));
+        let first = a.try_acquire().unwrap();
+        let second = b.try_acquire().unwrap();
+        let refusal = a.try_acquire().unwrap_err();
+        assert_eq!((refusal.limit, refusal.max, refusal.in_flight), ("wide", 2, 2));
+        assert_eq!(a.snapshot().held, 1, "what the narrow limit gave is back");
+        drop(second);
+        let third = a.try_acquire().unwrap();
+        assert_eq!(a.try_acquire().unwrap_err().limit, "a");
+        drop((first, third));
+        assert_eq!([wide.snapshot().held, a.snapshot().held, b.snapshot().held], [0; 3]);
+    }
+}

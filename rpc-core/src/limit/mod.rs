@@ -1,0 +1,29 @@
+//! Limits: how often calls may start, and how many may be in flight.
+//!
+//! A limit answers at once, with a plain value: a token or a permit when the call may go on, a
+//! refusal that explains itself when it may not. Nothing here waits, reads a clock, or knows of
+//! sockets; the caller passes `now` in and acts on the answer.
+//!
+//! - [`RateLimit`] bounds how often. It spends tokens: one atomic word, no background refill.
+//! - [`ConcurrencyLimit`] bounds how many at once. It lends [`ConcurrencyPermit`]s, and dropping
+//!   one is the only way to give it back.
+//! - [`CallPermit`] is what one call carries: the permits of every limit it passed. A [`HoldSlot`]
+//!   keeps them taken for work that outlives the service's future.
+//!
+//! Ask the cheapest limit first and go from narrow to wide: the deadline, the rate of the
+//! connection, the rate of the process, concurrency. When a later one refuses, dropping the
+//! [`CallPermit`] gives permits back, and [`RateLimit::restore`] tries to give a token back. Both
+//! are values, so no order of limits can leak.
+//!
+//! Every limit is per process: ten instances with a limit of 64 run up to 640 calls.
+
+mod clock;
+mod concurrency;
+mod permit;
+mod rate;
+mod sync;
+
+pub use clock::{Clock, Ticks};
+pub use concurrency::{ConcurrencyError, ConcurrencyLimit, ConcurrencyPermit, ConcurrencyRefusal, ConcurrencySnapshot};
+pub use permit::{CallHold, CallPermit, HeldPermit, HoldSlot};
+pub use rate::{Rate, RateError, RateLimit, RateRefusal, RateToken};

@@ -1,0 +1,194 @@
+//! A call turned away before any work: which limit, its value, when to come back.
+
+use std::{fmt, time::Duration};
+
+use crate::{ErrorInfo, Executed, Metadata, Status, StatusCode};
+
+/// A call turned away before its body was decoded; it was never executed.
+///
+/// It is a plain value, made and sent without an allocation, because a refusal must cost no more
+/// than serving would. For the caller it is a [`Status`] with [`ErrorInfo`] and a retry delay.
+///
+/// ```
+/// # use rpc_core::{Executed, Refusal, RefusalReason, Status};
+/// let refusal = Refusal::new(RefusalReason::ConcurrencyLimit).with_limit("global", 64, 64);
+/// let status = Status::from(&refusal);
+/// assert_eq!(status.executed(), Executed::Never);
+/// assert_eq!(status.error_info().unwrap().metadata.get_str("in_flight"), Some("64"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    reason: RefusalReason,
+    limit: &'static str,
+    max: u64,
+    current: u64,
+    retry_delay: Option<Duration>,
+}
+
+impl Refusal {
+    /// A refusal for `reason`, with no figures yet.
+    pub const fn new(reason: RefusalReason) -> Self {
+        Self { reason, limit: "", max: 0, current: 0, retry_delay: None }
+    }
+
+    /// Names the limit, its value, and what was in use of it.
+    #[must_use]
+    pub const fn with_limit(mut self, limit: &'static str, max: u64, current: u64) -> Self {
+        self.limit = limit;
+        self.max = max;
+        self.current = current;
+        self
+    }
+
+    /// Says how long to wait before trying again.
+    #[must_use]
+    pub const fn with_retry_delay(mut self, delay: Duration) -> Self {
+        self.retry_delay = Some(delay);
+        self
+    }
+
+    /// Why.
+    pub const fn reason(&self) -> RefusalReason {
+        self.reason
+    }
+
+    /// The name of the limit; empty if no limit refused.
+    pub const fn limit(&self) -> &'static str {
+        self.limit
+    }
+
+    /// How long to wait before trying again; `None` means that trying again here is no use.
+    pub const fn retry_delay(&self) -> Option<Duration> {
+        self.retry_delay
+    }
+
+    /// The figures that belong to the reason, as key and number.
+    pub fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let (max, current) = self.reason.figure_names();
+        [(max, self.max), (current, self.current)].into_iter().filter(|(key, _)| !key.is_empty())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reason.message())
+    }
+}
+
+impl From<&Refusal> for Status {
+    fn from(refusal: &Refusal) -> Self {
+        let mut metadata = Metadata::new();
+        let mut note = |key, value: &str| metadata.insert(key, value).expect("names of limits are short");
+        if !refusal.limit.is_empty() {
+            note("limit", refusal.limit);
+        }
+        for (key, value) in refusal.figures() {
+            note(key, &value.to_string());
+        }
+        let info = ErrorInfo { reason: refusal.reason.name().into(), domain: ErrorInfo::DOMAIN.into(), metadata };
+        let status = Self::new(refusal.reason.code(), refusal.reason.message())
+            .with_executed(Executed::Never)
+            .with_error_info(info);
+        match refusal.retry_delay {
+            Some(delay) => status.with_retry_delay(delay),
+            None => status,
+        }
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident $upper:literal $code:ident ($max:literal, $current:literal) $message:literal,)*) => {
+        /// Every reason for which Sluicegate itself turns a call away.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum RefusalReason {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl RefusalReason {
+            /// Every reason.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The reason on the wire, in [`ErrorInfo::reason`].
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $upper,)* }
+            }
+
+            /// The code that goes with it.
+            pub const fn code(self) -> StatusCode {
+                match self { $(Self::$name => StatusCode::$code,)* }
+            }
+
+            /// The reason in words.
+            pub const fn message(self) -> &'static str {
+                match self { $(Self::$name => $message,)* }
+            }
+
+            const fn figure_names(self) -> (&'static str, &'static str) {
+                match self { $(Self::$name => ($max, $current),)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// As many calls are in flight as the limit allows. Come back after the delay.
+    ConcurrencyLimit "CONCURRENCY_LIMIT" ResourceExhausted ("max_in_flight", "in_flight")
+        "the limit of calls in flight is reached",
+    /// Calls come faster than the rate allows. The delay is exact, plus a little jitter.
+    RateLimit "RATE_LIMIT" ResourceExhausted ("max_per_second", "burst")
+        "the rate limit is reached",
+    /// Too many threads changed the rate's state at once. Come back soon.
+    RateContended "RATE_CONTENDED" ResourceExhausted ("max_per_second", "burst")
+        "the rate limit is contended",
+    /// The call weighs more than the rate's burst and can never pass.
+    RateNeverPasses "RATE_NEVER_PASSES" FailedPrecondition ("max_per_second", "burst")
+        "the call weighs more than the burst of the rate limit, so it can never pass",
+    /// The deadline had passed when the call arrived.
+    DeadlineExpired "DEADLINE_EXPIRED" DeadlineExceeded ("", "age_us")
+        "the deadline passed before the call was executed",
+    /// The server has no such method.
+    UnknownMethod "UNKNOWN_METHOD" Unimplemented ("", "")
+        "the server has no such method",
+    /// The server or the method does not take this codec.
+    UnsupportedCodec "UNSUPPORTED_CODEC" Unimplemented ("", "codec")
+        "the method does not take this codec",
+    /// The server does not take this compression.
+    UnsupportedCompression "UNSUPPORTED_COMPRESSION" Unimplemented ("", "compression")
+        "the server does not take this compression",
+    /// The body is longer than a message may be.
+    MessageTooLarge "MESSAGE_TOO_LARGE" ResourceExhausted ("max_len", "len")
+        "the message is longer than the server takes",
+    /// The head or the metadata of the request is not well formed.
+    MalformedRequest "MALFORMED_REQUEST" InvalidArgument ("", "")
+        "the request's head is malformed",
+    /// The server is going away. Try another.
+    Draining "DRAINING" Unavailable ("", "")
+        "the server is draining",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_limit_value_use_and_when_to_come_back() {
+        let refusal = Refusal::new(RefusalReason::ConcurrencyLimit)
+            .with_limit("global", 64, 63)
+            .with_retry_delay(Duration::from_millis(5));
+        let status = Status::from(&refusal);
+        assert_eq!(status.code(), StatusCode::ResourceExhausted);
+        assert_eq!(status.executed(), Executed::Never);
+        assert_eq!(status.retry_delay(), Some(Duration::from_millis(5)));
+        let info = status.error_info().unwrap();
+        assert_eq!((&*info.reason, &*info.domain), ("CONCURRENCY_LIMIT", "sluicegate"));
+        let pairs: Vec<_> = info.metadata.iter().collect();
+        assert_eq!(pairs, [("limit", &b"global"[..]), ("max_in_flight", b"64"), ("in_flight", b"63")]);
+    }
+
+    #[test]
+    fn names_of_reasons_are_unique() {
+        let names: std::collections::BTreeSet<_> = RefusalReason::ALL.iter().map(|reason| reason.name()).collect();
+        assert_eq!(names.len(), RefusalReason::ALL.len());
+    }
+}

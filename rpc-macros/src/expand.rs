@@ -1,0 +1,449 @@
+//! Data to code: the trait, its server and its client.
+//!
+//! What is written may stand next to anything: every path starts at the root, traits are named where
+//! they are used, and locals are of the macro's own hygiene and start with `__sg_`. Docs are written
+//! rather than `missing_docs` allowed, for an `allow` is an error under a `forbid`.
+
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{format_ident, quote_spanned};
+use syn::{Type, ext::IdentExt, spanned::Spanned};
+
+use crate::{
+    attrs,
+    model::{Argument, Method, Service},
+};
+
+/// As `quote!`, with the hygiene of the macro.
+macro_rules! code {
+    ($($tokens:tt)*) => { quote_spanned!(Span::mixed_site()=> $($tokens)*) };
+}
+
+/// The trait, and what this build of the macro is to write beside it.
+pub(crate) fn service(service: &Service) -> TokenStream {
+    let mut code = service_trait(service);
+    if cfg!(feature = "server") {
+        code.extend(server(service));
+    }
+    if cfg!(feature = "client") {
+        code.extend(client(service));
+    }
+    code
+}
+
+fn service_trait(service: &Service) -> TokenStream {
+    let Service { attrs, vis, ident, supertraits, .. } = service;
+    let supertraits = supertraits.iter();
+    let methods = service.methods.iter().map(|method| {
+        let Method { attrs, ident, receiver, output, spans, .. } = method;
+        let arguments = method.context.iter().chain(&method.arguments).map(declare);
+        // An implementation whose future is not `Send` is told so at this method.
+        let future = quote_spanned!(at(spans.future)=> ::core::future::Future);
+        let send = quote_spanned!(at(spans.future)=> ::core::marker::Send);
+        code! {
+            #(#attrs)*
+            fn #ident(#receiver #(, #arguments)*) -> impl #future<Output = #output> + #send;
+        }
+    });
+    code! {
+        #(#attrs)*
+        #[allow(dead_code)]
+        #vis trait #ident: #(#supertraits +)* ::core::marker::Send + ::core::marker::Sync + 'static {
+            #(#methods)*
+        }
+    }
+}
+
+fn server(service: &Service) -> TokenStream {
+    let Service { facade, attrs, vis, ident, server, parameter, wire_name, .. } = service;
+    let doc = format!("Serves {}, as `{wire_name}` on the wire.", link(ident));
+    let conditions = attrs::conditions(attrs);
+    let (of_impl, allow_deprecated) = (attrs::of_impl(attrs), attrs::allow_deprecated(attrs));
+    let methods = service.methods.iter().map(|method| registration(service, method));
+    let debug_name = server.unraw().to_string();
+    code! {
+        #conditions
+        #[doc = #doc]
+        #[allow(dead_code)]
+        #vis struct #server<#parameter> {
+            service: ::std::sync::Arc<#parameter>,
+        }
+
+        #of_impl
+        #allow_deprecated
+        #[allow(dead_code)]
+        impl<#parameter: #ident> #server<#parameter> {
+            /// Serves `service`.
+            #[must_use]
+            #vis fn new(service: #parameter) -> Self {
+                Self::from_arc(::std::sync::Arc::new(service))
+            }
+
+            /// Serves a service that is used elsewhere too.
+            #[must_use]
+            #vis fn from_arc(service: ::std::sync::Arc<#parameter>) -> Self {
+                Self { service }
+            }
+        }
+
+        #conditions
+        impl<#parameter> ::core::clone::Clone for #server<#parameter> {
+            fn clone(&self) -> Self {
+                Self { service: ::core::clone::Clone::clone(&self.service) }
+            }
+        }
+
+        #conditions
+        impl<#parameter> ::core::fmt::Debug for #server<#parameter> {
+            fn fmt(&self, formatter: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                ::core::fmt::DebugStruct::finish_non_exhaustive(&mut ::core::fmt::Formatter::debug_struct(
+                    formatter,
+                    #debug_name,
+                ))
+            }
+        }
+
+        #of_impl
+        #allow_deprecated
+        impl<#parameter: #ident> #facade::server::Service for #server<#parameter> {
+            fn name(&self) -> &str {
+                #wire_name
+            }
+
+            fn register(self, __sg_methods: &mut #facade::server::ServiceMethods<'_>) {
+                #(#methods)*
+                // There may be none.
+                let _ = __sg_methods;
+            }
+        }
+    }
+}
+
+/// The statement that gives one method to a server.
+fn registration(service: &Service, method: &Method) -> TokenStream {
+    let (facade, parameter, service_ident) = (&service.facade, &service.parameter, &service.ident);
+    let Method { attrs, ident, wire_name, value, spans, .. } = method;
+    let (conditions, allow_deprecated) = (attrs::conditions(attrs), attrs::allow_deprecated(attrs));
+    let names: Vec<_> =
+        (0..method.arguments.len()).map(|n| format_ident!("__sg_{n}", span = Span::mixed_site())).collect();
+
+    let (context, clone_context, pass_context) = match &method.context {
+        None => (code!(_), TokenStream::new(), TokenStream::new()),
+        Some(Argument { ty, .. }) => {
+            let clone = quote_spanned!(at(ty.span())=> ::core::clone::Clone::clone(__sg_context));
+            (code!(__sg_context), code!(let __sg_context = #clone;), quote_spanned!(at(ty.span())=> __sg_context,))
+        }
+    };
+    let reply = code!(<#parameter as #service_ident>::#ident(&__sg_service, #pass_context #(#names),*).await);
+    let reply = match method.failure {
+        None => code!(::core::result::Result::Ok(#reply)),
+        Some(failure) => {
+            quote_spanned!(at(failure)=> ::core::result::Result::map_err(#reply, ::core::convert::Into::into))
+        }
+    };
+    let options = code!(<#facade::server::MethodOptions as ::core::default::Default>::default());
+    let options = match method.spawn {
+        false => options,
+        true => code!(#facade::server::MethodOptions::spawn(#options, true)),
+    };
+    let (function, body) = match method.untouched {
+        true => (code!(unary_bytes), code!(#(#names)*)),
+        false => {
+            let arguments = argument_types(method);
+            (code!(unary::<#arguments, #value, _, _>), tuple(spans.arguments, &names))
+        }
+    };
+    code! {
+        #conditions
+        #allow_deprecated
+        {
+            let __sg_service = ::core::clone::Clone::clone(&self.service);
+            #facade::server::ServiceMethods::#function(__sg_methods, #wire_name, #options, move |#context, #body| {
+                let __sg_service = ::core::clone::Clone::clone(&__sg_service);
+                #clone_context
+                async move { #reply }
+            });
+        }
+    }
+}
+
+fn client(service: &Service) -> TokenStream {
+    let Service { facade, attrs, vis, ident, client, .. } = service;
+    let doc = format!("Calls {}, wherever it is served.", link(ident));
+    let (of_type, of_impl, conditions) = (attrs::of_type(attrs), attrs::of_impl(attrs), attrs::conditions(attrs));
+    let allow_deprecated = attrs::allow_deprecated(attrs);
+    let parting = attrs::has_docs(attrs).then(|| code!(#[doc = ""]));
+    let methods = service.methods.iter().map(|method| function(service, method));
+    code! {
+        #[doc = #doc]
+        #parting
+        #of_type
+        #[derive(::core::clone::Clone, ::core::fmt::Debug)]
+        #[allow(dead_code)]
+        #vis struct #client {
+            client: #facade::Client,
+        }
+
+        #conditions
+        #allow_deprecated
+        impl #facade::client::ServiceClient for #client {
+            fn from_client(client: #facade::Client) -> Self {
+                Self { client }
+            }
+        }
+
+        #of_impl
+        #allow_deprecated
+        #[allow(dead_code)]
+        impl #client {
+            #(#methods)*
+        }
+    }
+}
+
+/// The client's function for one method.
+fn function(service: &Service, method: &Method) -> TokenStream {
+    let Service { facade, vis, wire_name: service_name, .. } = service;
+    let Method { ident, wire_name, value, spans, .. } = method;
+    let attrs = attrs::of_function(&method.attrs);
+    let doc = (!attrs::has_docs(&method.attrs)).then(|| {
+        let doc = format!("Calls `{service_name}/{wire_name}`.");
+        code!(#[doc = #doc])
+    });
+    let names: Vec<_> = method.arguments.iter().map(|argument| &argument.ident).collect();
+    let declared = method.arguments.iter().map(declare);
+    let (call, returned, body) = match method.untouched {
+        true => (
+            code!(call_bytes),
+            code!(#facade::client::Call<#facade::Bytes, #facade::Bytes, #facade::client::Untouched>),
+            code!(#(#names)*),
+        ),
+        false => {
+            let arguments = argument_types(method);
+            (code!(call), code!(#facade::client::Call<#arguments, #value>), tuple(spans.arguments, &names))
+        }
+    };
+    code! {
+        #doc
+        #attrs
+        #vis fn #ident(&self #(, #declared)*) -> #returned {
+            #facade::Client::#call(
+                &self.client,
+                const { #facade::client::Method::new(#service_name, #wire_name) },
+                #body,
+            )
+        }
+    }
+}
+
+fn declare(argument: &Argument) -> TokenStream {
+    let Argument { ident, ty } = argument;
+    code!(#ident: #ty)
+}
+
+fn argument_types(method: &Method) -> TokenStream {
+    let types: Vec<&Type> = method.arguments.iter().map(|argument| &argument.ty).collect();
+    tuple(method.spans.arguments, &types)
+}
+
+/// A tuple whose errors are told at `span`.
+fn tuple(span: Span, items: &[impl quote::ToTokens]) -> TokenStream {
+    quote_spanned!(at(span)=> (#(#items,)*))
+}
+
+/// The hygiene of the macro, at a place in the user's code.
+fn at(span: Span) -> Span {
+    Span::mixed_site().located_at(span)
+}
+
+/// A link of rustdoc, which knows no raw names.
+fn link(ident: &Ident) -> String {
+    let name = ident.unraw();
+    if name == *ident { format!("[`{name}`]") } else { format!("`{name}`") }
+}
+
+#[cfg(test)]
+mod tests {
+    use quote::quote;
+
+    use super::*;
+
+    fn library() -> Service {
+        let item = quote! {
+            /// The books.
+            pub trait Library: Described {
+                /// Finds a book.
+                async fn get_book(&self, isbn: String) -> Result<Book, NoSuchBook>;
+                #[cfg(feature = "search")]
+                #[rpc(name = "find", spawn)]
+                async fn search(&self, ctx: Context, text: String, limit: u32) -> S;
+                #[deprecated]
+                async fn scan(&self, page: Bytes) -> Result<Bytes>;
+            }
+        };
+        Service::parse(quote!(package = "acme.v1", client = "Reader"), item).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn assert_same(written: &TokenStream, expected: &TokenStream) {
+        // One piece per line, so that a difference is found; `>>` may be one token or two.
+        let lines = |code: &TokenStream| code.to_string().replace(['{', ';'], "\n").replace("> >", ">>");
+        assert_eq!(lines(written), lines(expected));
+    }
+
+    #[test]
+    fn the_trait_has_futures_that_can_be_sent() {
+        let expected = quote! {
+            /// The books.
+            #[allow(dead_code)]
+            pub trait Library: Described + ::core::marker::Send + ::core::marker::Sync + 'static {
+                /// Finds a book.
+                fn get_book(&self, isbn: String)
+                    -> impl ::core::future::Future<Output = Result<Book, NoSuchBook>> + ::core::marker::Send;
+                #[cfg(feature = "search")]
+                fn search(&self, ctx: Context, text: String, limit: u32)
+                    -> impl ::core::future::Future<Output = S> + ::core::marker::Send;
+                #[deprecated]
+                fn scan(&self, page: Bytes)
+                    -> impl ::core::future::Future<Output = Result<Bytes>> + ::core::marker::Send;
+            }
+        };
+        assert_same(&service_trait(&library()), &expected);
+    }
+
+    #[test]
+    fn the_server_gives_every_method_to_the_registry() {
+        let library = library();
+        let [get_book, search, scan] = &library.methods[..] else { panic!("three methods") };
+        let expected = quote! {
+            {
+                let __sg_service = ::core::clone::Clone::clone(&self.service);
+                ::sluicegate::server::ServiceMethods::unary::<(String,), Book, _, _>(
+                    __sg_methods,
+                    "get_book",
+                    <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
+                    move |_, (__sg_0,)| {
+                        let __sg_service = ::core::clone::Clone::clone(&__sg_service);
+                        async move {
+                            ::core::result::Result::map_err(
+                                <S1 as Library>::get_book(&__sg_service, __sg_0).await,
+                                ::core::convert::Into::into
+                            )
+                        }
+                    }
+                );
+            }
+        };
+        assert_same(&registration(&library, get_book), &expected);
+
+        let expected = quote! {
+            #[cfg(feature = "search")]
+            {
+                let __sg_service = ::core::clone::Clone::clone(&self.service);
+                ::sluicegate::server::ServiceMethods::unary::<(String, u32,), S, _, _>(
+                    __sg_methods,
+                    "find",
+                    ::sluicegate::server::MethodOptions::spawn(
+                        <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
+                        true
+                    ),
+                    move |__sg_context, (__sg_0, __sg_1,)| {
+                        let __sg_service = ::core::clone::Clone::clone(&__sg_service);
+                        let __sg_context = ::core::clone::Clone::clone(__sg_context);
+                        async move {
+                            ::core::result::Result::Ok(
+                                <S1 as Library>::search(&__sg_service, __sg_context, __sg_0, __sg_1).await
+                            )
+                        }
+                    }
+                );
+            }
+        };
+        assert_same(&registration(&library, search), &expected);
+
+        let expected = quote! {
+            #[allow(deprecated)]
+            {
+                let __sg_service = ::core::clone::Clone::clone(&self.service);
+                ::sluicegate::server::ServiceMethods::unary_bytes(
+                    __sg_methods,
+                    "scan",
+                    <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
+                    move |_, __sg_0| {
+                        let __sg_service = ::core::clone::Clone::clone(&__sg_service);
+                        async move {
+                            ::core::result::Result::map_err(
+                                <S1 as Library>::scan(&__sg_service, __sg_0).await,
+                                ::core::convert::Into::into
+                            )
+                        }
+                    }
+                );
+            }
+        };
+        assert_same(&registration(&library, scan), &expected);
+    }
+
+    #[test]
+    fn the_client_has_a_function_for_every_method() {
+        let expected = quote! {
+            #[doc = "Calls [`Library`], wherever it is served."]
+            #[doc = ""]
+            /// The books.
+            #[derive(::core::clone::Clone, ::core::fmt::Debug)]
+            #[allow(dead_code)]
+            pub struct Reader {
+                client: ::sluicegate::Client,
+            }
+
+            impl ::sluicegate::client::ServiceClient for Reader {
+                fn from_client(client: ::sluicegate::Client) -> Self {
+                    Self { client }
+                }
+            }
+
+            #[allow(dead_code)]
+            impl Reader {
+                /// Finds a book.
+                pub fn get_book(&self, isbn: String) -> ::sluicegate::client::Call<(String,), Book> {
+                    ::sluicegate::Client::call(
+                        &self.client,
+                        const { ::sluicegate::client::Method::new("acme.v1.Library", "get_book") },
+                        (isbn,),
+                    )
+                }
+
+                #[doc = "Calls `acme.v1.Library/find`."]
+                #[cfg(feature = "search")]
+                pub fn search(&self, text: String, limit: u32) -> ::sluicegate::client::Call<(String, u32,), S> {
+                    ::sluicegate::Client::call(
+                        &self.client,
+                        const { ::sluicegate::client::Method::new("acme.v1.Library", "find") },
+                        (text, limit,),
+                    )
+                }
+
+                #[doc = "Calls `acme.v1.Library/scan`."]
+                #[deprecated]
+                pub fn scan(&self, page: Bytes) -> ::sluicegate::client::Call<
+                    ::sluicegate::Bytes,
+                    ::sluicegate::Bytes,
+                    ::sluicegate::client::Untouched
+                > {
+                    ::sluicegate::Client::call_bytes(
+                        &self.client,
+                        const { ::sluicegate::client::Method::new("acme.v1.Library", "scan") },
+                        page,
+                    )
+                }
+            }
+        };
+        assert_same(&client(&library()), &expected);
+    }
+
+    #[test]
+    fn what_is_written_is_rust() {
+        let library = library();
+        for code in [service_trait(&library), server(&library), client(&library)] {
+            syn::parse2::<syn::File>(code).expect("items");
+        }
+    }
+}

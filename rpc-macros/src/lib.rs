@@ -1,0 +1,127 @@
+//! `#[sluicegate::service]`: from a trait to a server and a client. Users reach it as
+//! `sluicegate::service`; what it writes names only the facade.
+//!
+//! ```text
+//! tokens -> model.rs (syntax -> data, every error) -> expand.rs (data -> code)
+//! ```
+#![forbid(unsafe_code)]
+
+mod attrs;
+mod errors;
+mod expand;
+mod model;
+mod options;
+mod wire_type;
+
+use proc_macro2::TokenStream;
+use quote::quote;
+use syn::{FnArg, ItemTrait, TraitItem, parse_quote};
+
+use crate::model::Service;
+
+/// Makes a service of a trait: something to implement, a server and a client.
+///
+/// ```text
+/// /// The books of a library.
+/// #[sluicegate::service]
+/// pub trait Library {
+///     /// Finds a book.
+///     async fn get_book(&self, isbn: String) -> Result<Book, Status>;
+///
+///     /// How many books there are.
+///     async fn count(&self) -> u64;
+/// }
+///
+/// struct Shelf { .. }
+///
+/// impl Library for Shelf {
+///     async fn get_book(&self, isbn: String) -> Result<Book, Status> { .. }
+///     async fn count(&self) -> u64 { .. }
+/// }
+///
+/// let service = LibraryServer::new(Shelf { .. });      // give it to a `Server`
+/// let client = client.service::<LibraryClient>();      // of a `Client`
+/// let book = client.get_book(isbn).timeout(t).await?;
+/// ```
+///
+/// This one cannot run here, for this crate does not know the facade; the one in the docs of the
+/// crate `sluicegate` does.
+///
+/// # What is written
+///
+/// - **The trait**, with its docs and attributes and the bounds `Send + Sync + 'static`. Its methods
+///   return `impl Future + Send`, so that implementations write `async fn` and nothing is boxed.
+/// - **`LibraryServer<S>`**, a `sluicegate::server::Service` of any implementation `S`: made by
+///   `LibraryServer::new(service)` or `LibraryServer::from_arc(arc)`.
+/// - **`LibraryClient`**, a `sluicegate::client::ServiceClient` with one function per method, each
+///   with the docs, `cfg`, `deprecated`, `must_use` and lint levels of the method. It has no other
+///   functions of its own, so a method may be called `new`, `call` or `connect`.
+///
+/// # Methods
+///
+/// A method is an `async fn` that takes `&self` and at most 16 arguments, each owned and with a name.
+/// Arguments travel as a tuple in the codec of the call, so they are `Deserialize` for the server and
+/// `Serialize` for the client; the value that is returned the other way round.
+///
+/// - It returns `Result<T, E>` for any `E: Into<Status>`, an alias `Result<T>`, a plain `T`, or
+///   nothing. The client gets `T`.
+/// - If the type of its first argument is called `Context`, the method is given the context of the
+///   call there. The client's function does not have that argument.
+/// - If it takes one argument called `Bytes` and returns `Bytes` or a `Result` of it, both are the
+///   body as it is, and no codec touches them.
+/// - `#[cfg(..)]` on a method holds for everything that is written for it.
+///
+/// The macro goes by the last name of a type's path, for it sees no types: an alias of `Context` is
+/// an ordinary argument.
+///
+/// # Options
+///
+/// `#[sluicegate::service(..)]` takes
+///
+/// - `package = "acme.v1"`: the service is `acme.v1.Library` on the wire instead of `Library`,
+/// - `name = "Books"`: its name on the wire instead of that of the trait,
+/// - `server = "BookServer"`, `client = "BookClient"`: the names of what is written,
+/// - `crate = "::my_rpc"`: the path of the facade, if it is not `::sluicegate`.
+///
+/// `#[rpc(..)]` on a method takes
+///
+/// - `name = "find"`: its name on the wire,
+/// - `spawn`: every call runs in a task of its own instead of being polled first in the task of its
+///   connection, for methods that compute for long.
+#[proc_macro_attribute]
+pub fn service(args: proc_macro::TokenStream, item: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let item = TokenStream::from(item);
+    match Service::parse(args.into(), item.clone()) {
+        Ok(service) => expand::service(&service),
+        Err(error) => refused(&error, item),
+    }
+    .into()
+}
+
+/// The errors, and the trait as far as the compiler takes it, so that neither it nor its
+/// implementations add errors to those.
+fn refused(error: &syn::Error, item: TokenStream) -> TokenStream {
+    let error = error.to_compile_error();
+    let Ok(mut item) = syn::parse2::<ItemTrait>(item.clone()) else { return quote!(#error #item) };
+    item.items.retain(|item| !matches!(item, TraitItem::Macro(_) | TraitItem::Verbatim(_)));
+    item.modifiers.auto_token = None;
+    // `Self` may be among its errors.
+    item.colon_token.get_or_insert_default();
+    item.supertraits.push(parse_quote!(::core::marker::Sized));
+    for item in &mut item.items {
+        let TraitItem::Fn(method) = item else { continue };
+        method.attrs.retain(|attr| !attrs::is_rpc(attr));
+        method.sig.constness = None;
+        method.sig.variadic = None;
+        for input in &mut method.sig.inputs {
+            if let FnArg::Typed(argument) = input {
+                *argument.pat = parse_quote!(_);
+            }
+        }
+    }
+    quote! {
+        #error
+        #[allow(async_fn_in_trait, dead_code)]
+        #item
+    }
+}

@@ -1,0 +1,344 @@
+//! Syntax to data: what a service is, and what can be wrong with one.
+
+use std::collections::HashSet;
+
+use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens, format_ident};
+use syn::{
+    Attribute, FnArg, Ident, ItemTrait, Pat, PatType, Path, Receiver, ReceiverKind, ReturnType, Safety, Signature,
+    Token, TraitItem, TraitItemFn, Type, TypeParamBound, Visibility,
+    ext::IdentExt,
+    parse::{ParseStream, Parser},
+    parse_quote, parse_quote_spanned,
+    punctuated::Punctuated,
+    spanned::Spanned,
+};
+
+use crate::{
+    attrs,
+    errors::Errors,
+    options::{MethodOptions, ServiceOptions},
+    wire_type::{self, Place},
+};
+
+/// A trait that can be served and called.
+pub(crate) struct Service {
+    /// The path of the facade.
+    pub(crate) facade: Path,
+    pub(crate) attrs: Vec<Attribute>,
+    pub(crate) vis: Visibility,
+    pub(crate) ident: Ident,
+    pub(crate) supertraits: Punctuated<TypeParamBound, Token![+]>,
+    /// `package.Service`.
+    pub(crate) wire_name: String,
+    pub(crate) server: Ident,
+    pub(crate) client: Ident,
+    /// The type parameter of the server: a name that the trait does not speak of.
+    pub(crate) parameter: Ident,
+    pub(crate) methods: Vec<Method>,
+}
+
+/// One method of a service.
+pub(crate) struct Method {
+    /// All but `#[rpc(..)]`.
+    pub(crate) attrs: Vec<Attribute>,
+    pub(crate) ident: Ident,
+    pub(crate) receiver: Receiver,
+    pub(crate) context: Option<Argument>,
+    /// What is on the wire; not the context.
+    pub(crate) arguments: Vec<Argument>,
+    pub(crate) output: Type,
+    /// What the client gets.
+    pub(crate) value: Type,
+    /// If `output` is a `Result`: where errors about its error are told.
+    pub(crate) failure: Option<Span>,
+    /// Whether argument and value are `Bytes` that no codec touches.
+    pub(crate) untouched: bool,
+    pub(crate) wire_name: String,
+    pub(crate) spawn: bool,
+    pub(crate) spans: MethodSpans,
+}
+
+/// Where the compiler's own errors about a method are told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MethodSpans {
+    /// `async`: errors about the future.
+    pub(crate) future: Span,
+    /// Errors about all arguments together.
+    pub(crate) arguments: Span,
+}
+
+/// An argument of a method.
+pub(crate) struct Argument {
+    pub(crate) ident: Ident,
+    pub(crate) ty: Type,
+}
+
+impl Service {
+    /// Reads the arguments of `#[service(..)]` and the trait it stands on.
+    ///
+    /// # Errors
+    ///
+    /// All that is wrong, at once.
+    pub(crate) fn parse(args: TokenStream, item: TokenStream) -> syn::Result<Self> {
+        let mut errors = Errors::default();
+        let options = ServiceOptions::parse(args, &mut errors);
+        let item = match parse_trait.parse2(item) {
+            Ok(item) => item,
+            Err(error) => return Err(errors.and(error)),
+        };
+        let service = Self::of_trait(options, item, &mut errors);
+        errors.finish(service)
+    }
+
+    fn of_trait(options: ServiceOptions, item: ItemTrait, errors: &mut Errors) -> Self {
+        check_trait(&item, errors);
+        let parameter = unused_name(&item);
+        let methods: Vec<_> = item.items.into_iter().filter_map(|item| Method::of_item(item, errors)).collect();
+        check_wire_names(&methods, errors);
+
+        let name = item.ident.unraw();
+        let wire_name = options.name.unwrap_or_else(|| name.to_string());
+        Self {
+            facade: options.facade.unwrap_or_else(|| parse_quote!(::sluicegate)),
+            attrs: item.attrs,
+            vis: item.vis,
+            ident: item.ident,
+            supertraits: item.supertraits,
+            wire_name: options.package.map_or_else(|| wire_name.clone(), |package| format!("{package}.{wire_name}")),
+            server: options.server.unwrap_or_else(|| format_ident!("{name}Server")),
+            client: options.client.unwrap_or_else(|| format_ident!("{name}Client")),
+            parameter,
+            methods,
+        }
+    }
+}
+
+impl Method {
+    fn of_item(item: TraitItem, errors: &mut Errors) -> Option<Self> {
+        match item {
+            TraitItem::Fn(method) => return Self::of_fn(method, errors),
+            TraitItem::Const(item) => errors.on(item.const_token, "a service has methods only, no constants"),
+            TraitItem::Type(item) => errors.on(item.type_token, "a service has methods only; they name their types"),
+            TraitItem::Macro(item) => {
+                errors.on(item.mac.path, "a service has methods only; a macro within it is not seen through");
+            }
+            item => errors.on(item, "a service has methods only: `async fn name(&self, argument: T) -> U;`"),
+        }
+        None
+    }
+
+    fn of_fn(item: TraitItemFn, errors: &mut Errors) -> Option<Self> {
+        let TraitItemFn { attrs, sig, default, .. } = item;
+        let (rpc, attrs): (Vec<_>, Vec<_>) = attrs.into_iter().partition(attrs::is_rpc);
+        let options = MethodOptions::parse(&rpc, errors);
+        check_signature(&sig, errors);
+        if let Some(body) = default {
+            let message = "a method of a service has no body here; write it where the trait is implemented";
+            errors.at(body.brace_token.span.open(), message);
+        }
+        let spans = MethodSpans {
+            future: sig.asyncness.map_or(sig.fn_token.span, |token| token.span),
+            arguments: sig.paren_token.span.join(),
+        };
+        let Returned { output, value, failure } = Returned::of(&sig, errors);
+        let Inputs { receiver, context, arguments } = Inputs::of(sig.inputs, &sig.ident, errors);
+        let untouched = match &arguments[..] {
+            [argument] => wire_type::is_called(&argument.ty, "Bytes") && wire_type::is_called(&value, "Bytes"),
+            _ => false,
+        };
+        let wire_name = options.name.unwrap_or_else(|| sig.ident.unraw().to_string());
+        let (ident, spawn) = (sig.ident, options.spawn.is_some());
+        let receiver = receiver?;
+        Some(Self {
+            attrs,
+            ident,
+            receiver,
+            context,
+            arguments,
+            output,
+            value,
+            failure,
+            untouched,
+            wire_name,
+            spawn,
+            spans,
+        })
+    }
+}
+
+struct Inputs {
+    receiver: Option<Receiver>,
+    context: Option<Argument>,
+    arguments: Vec<Argument>,
+}
+
+impl Inputs {
+    fn of(inputs: Punctuated<FnArg, Token![,]>, method: &Ident, errors: &mut Errors) -> Self {
+        let (mut receiver, mut context, mut arguments) = (None, None, Vec::new());
+        for input in inputs {
+            match input {
+                FnArg::Receiver(found) => receiver = Some(found),
+                FnArg::Typed(input) => {
+                    let is_context = wire_type::is_called(&input.ty, "Context");
+                    let Some(argument) = Argument::of(input, is_context, errors) else { continue };
+                    match (is_context, &context) {
+                        (false, _) => arguments.push(argument),
+                        (true, Some(_)) => errors.on(argument.ty, "a call has one `Context`"),
+                        (true, None) if !arguments.is_empty() => {
+                            errors.on(argument.ty, "the `Context` of the call comes first")
+                        }
+                        (true, None) => context = Some(argument),
+                    }
+                }
+            }
+        }
+        let needed = "a method of a service needs `&self`: calls run at the same time";
+        match &receiver {
+            None => errors.on(method, needed),
+            Some(Receiver { kind: ReceiverKind::Reference(_, None, None), mutability: None, .. }) => {}
+            Some(receiver) => errors.on(receiver, needed),
+        }
+        if let Some(argument) = arguments.get(MAX_ARGUMENTS) {
+            errors
+                .on(&argument.ident, format!("a method takes at most {MAX_ARGUMENTS} arguments; put some in a struct"));
+        }
+        Self { receiver, context, arguments }
+    }
+}
+
+impl Argument {
+    fn of(input: PatType, is_context: bool, errors: &mut Errors) -> Option<Self> {
+        if let Some(attr) = input.attrs.first() {
+            errors.on(attr, "an argument has no attributes: it is on the wire whatever they say");
+        }
+        if !is_context {
+            wire_type::check(&input.ty, Place::Argument, errors);
+        }
+        match *input.pat {
+            Pat::Ident(pat) if pat.by_ref.is_none() && pat.mutability.is_none() && pat.subpat.is_none() => {
+                Some(Self { ident: pat.ident, ty: *input.ty })
+            }
+            pat => {
+                errors.on(pat, "an argument has a name here, no pattern; take it apart where the trait is implemented");
+                None
+            }
+        }
+    }
+}
+
+struct Returned {
+    output: Type,
+    value: Type,
+    failure: Option<Span>,
+}
+
+impl Returned {
+    fn of(sig: &Signature, errors: &mut Errors) -> Self {
+        let output = match &sig.output {
+            ReturnType::Default => {
+                parse_quote_spanned!(sig.paren_token.span.join()=> ())
+            }
+            ReturnType::Type(_, ty) => Type::clone(ty),
+        };
+        let (value, failure) = match wire_type::arguments_of_result(&output).as_deref() {
+            None => (output.clone(), None),
+            Some([]) => {
+                errors.on(&output, "say what the client gets: `Result<T, E>`, or `Result<T>` of an alias");
+                (output.clone(), None)
+            }
+            Some([value]) => (Type::clone(value), Some(output.span())),
+            Some([value, error, ..]) => (Type::clone(value), Some(error.span())),
+        };
+        // Without `async` it may be a future, and that error is told already.
+        if sig.asyncness.is_some() {
+            wire_type::check(&value, Place::Return, errors);
+        }
+        Self { output, value, failure }
+    }
+}
+
+fn parse_trait(input: ParseStream<'_>) -> syn::Result<ItemTrait> {
+    let ahead = input.fork();
+    ahead.call(Attribute::parse_outer)?;
+    ahead.parse::<Visibility>()?;
+    ahead.parse::<Option<Token![unsafe]>>()?;
+    ahead.parse::<Option<Token![auto]>>()?;
+    if !ahead.peek(Token![trait]) {
+        return Err(ahead.error("a service is a trait: `trait Library { .. }`"));
+    }
+    input.parse()
+}
+
+fn check_trait(item: &ItemTrait, errors: &mut Errors) {
+    if let Some(token) = &item.unsafety {
+        errors.on(token, "a service is a safe trait");
+    }
+    if let Some(token) = &item.modifiers.auto_token {
+        errors.on(token, "a service is no auto trait");
+    }
+    if !item.generics.params.is_empty() {
+        errors.on(&item.generics.params, "a service has no generics: a name on the wire stands for one set of types");
+    }
+    if let Some(clause) = &item.generics.where_clause {
+        errors.on(clause, "a service has no `where`; write bounds behind the name: `trait Library: Bound`");
+    }
+}
+
+fn check_signature(sig: &Signature, errors: &mut Errors) {
+    let name = sig.ident.unraw();
+    // They take `self`, so they go before a function of the client's own that takes `&self`.
+    if name == "into" || name == "try_into" {
+        let message =
+            format!("`client.{name}()` would call the prelude's; write `#[rpc(name = \"{name}\")]` on another name");
+        errors.on(&sig.ident, message);
+    }
+    if sig.asyncness.is_none() {
+        errors.on(sig.fn_token, "write `async fn`");
+    }
+    if let Some(token) = &sig.constness {
+        errors.on(token, "a call over the wire is not `const`");
+    }
+    if let Safety::Unsafe(token) = &sig.safety {
+        errors.on(token, "a method of a service is safe: the caller, elsewhere, can promise nothing");
+    }
+    if let Some(abi) = &sig.abi {
+        errors.on(abi, "a method of a service is not `extern`");
+    }
+    if !sig.generics.params.is_empty() {
+        errors.on(&sig.generics.params, "a method of a service has no generics: its types are fixed on the wire");
+    }
+    if let Some(clause) = &sig.generics.where_clause {
+        errors.on(clause, "a method of a service has no `where`: its types are fixed on the wire");
+    }
+    if let Some(variadic) = &sig.variadic {
+        errors.on(variadic, "a method of a service takes a fixed number of arguments");
+    }
+}
+
+/// Two methods with one name on the wire; those with a condition may exclude each other, and are
+/// left to the check that a server makes.
+fn check_wire_names(methods: &[Method], errors: &mut Errors) {
+    let mut seen = HashSet::new();
+    for method in methods.iter().filter(|method| attrs::conditions(&method.attrs).is_empty()) {
+        if !seen.insert(&method.wire_name) {
+            let name = &method.wire_name;
+            errors.on(
+                &method.ident,
+                format!("another method is called `{name}` on the wire; set `#[rpc(name = \"..\")]`"),
+            );
+        }
+    }
+}
+
+/// `S`, or `S1` and so on if the trait speaks of an `S`.
+fn unused_name(item: &ItemTrait) -> Ident {
+    let text = item.to_token_stream().to_string();
+    let used: HashSet<_> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    let name =
+        std::iter::once("S".to_owned()).chain((1..).map(|n| format!("S{n}"))).find(|name| !used.contains(&**name));
+    Ident::new(&name.expect("an endless supply of names"), Span::mixed_site())
+}
+
+/// As many as a tuple that serde knows.
+const MAX_ARGUMENTS: usize = 16;

@@ -1,0 +1,148 @@
+//! What can be set: `service(..)` on the trait, `rpc(..)` on a method.
+
+use syn::{Attribute, Ident, LitStr, Path, meta::ParseNestedMeta, parse::Parser};
+
+use crate::errors::Errors;
+
+/// `#[service(..)]`.
+#[derive(Default)]
+pub(crate) struct ServiceOptions {
+    pub(crate) package: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) server: Option<Ident>,
+    pub(crate) client: Option<Ident>,
+    pub(crate) facade: Option<Path>,
+}
+
+impl ServiceOptions {
+    pub(crate) fn parse(args: proc_macro2::TokenStream, errors: &mut Errors) -> Self {
+        let mut options = Self::default();
+        let read = syn::meta::parser(|meta| options.read(&meta, errors)).parse2(args);
+        read.unwrap_or_else(|error| errors.push(error));
+        options
+    }
+
+    fn read(&mut self, meta: &ParseNestedMeta<'_>, errors: &mut Errors) -> syn::Result<()> {
+        match key(meta).as_str() {
+            "package" => set(&mut self.package, meta, package, errors),
+            "name" => set(&mut self.name, meta, wire_name, errors),
+            "server" => set(&mut self.server, meta, type_name, errors),
+            "client" => set(&mut self.client, meta, type_name, errors),
+            "crate" => set(&mut self.facade, meta, path, errors),
+            _ => unknown(
+                meta,
+                "`service(..)` takes `package`, `name`, `server`, `client` and `crate`, each with a string",
+                errors,
+            ),
+        }
+    }
+}
+
+/// `#[rpc(..)]`.
+#[derive(Default)]
+pub(crate) struct MethodOptions {
+    pub(crate) name: Option<String>,
+    pub(crate) spawn: Option<()>,
+}
+
+impl MethodOptions {
+    pub(crate) fn parse(attrs: &[Attribute], errors: &mut Errors) -> Self {
+        let mut options = Self::default();
+        for attr in attrs {
+            let read = attr.parse_nested_meta(|meta| options.read(&meta, errors));
+            read.unwrap_or_else(|error| errors.push(error));
+        }
+        options
+    }
+
+    fn read(&mut self, meta: &ParseNestedMeta<'_>, errors: &mut Errors) -> syn::Result<()> {
+        match key(meta).as_str() {
+            "name" => set(&mut self.name, meta, wire_name, errors),
+            "spawn" => {
+                once(&mut self.spawn, meta, (), errors);
+                Ok(())
+            }
+            _ => unknown(meta, "`rpc(..)` takes `name = \"..\"` and `spawn`", errors),
+        }
+    }
+}
+
+fn key(meta: &ParseNestedMeta<'_>) -> String {
+    meta.path.get_ident().map_or_else(String::new, ToString::to_string)
+}
+
+/// Reads `= "..."` as what `read` makes of it.
+fn set<T>(
+    option: &mut Option<T>,
+    meta: &ParseNestedMeta<'_>,
+    read: impl Fn(&LitStr) -> syn::Result<T>,
+    errors: &mut Errors,
+) -> syn::Result<()> {
+    match read(&meta.value()?.parse()?) {
+        Ok(value) => once(option, meta, value, errors),
+        Err(error) => errors.push(error),
+    }
+    Ok(())
+}
+
+fn once<T>(option: &mut Option<T>, meta: &ParseNestedMeta<'_>, value: T, errors: &mut Errors) {
+    if option.replace(value).is_some() {
+        errors.push(meta.error(format!("`{}` is set twice", key(meta))));
+    }
+}
+
+/// Tells of a key that is not known, and goes on behind its value.
+fn unknown(meta: &ParseNestedMeta<'_>, known: &str, errors: &mut Errors) -> syn::Result<()> {
+    errors.push(meta.error(known));
+    if meta.input.peek(syn::Token![=]) {
+        meta.value()?.parse::<syn::Expr>()?;
+    } else if meta.input.peek(syn::token::Paren) {
+        meta.input.parse::<proc_macro2::Group>()?;
+    }
+    Ok(())
+}
+
+fn type_name(value: &LitStr) -> syn::Result<Ident> {
+    value.parse().map_err(|_| syn::Error::new(value.span(), "this cannot be the name of a type"))
+}
+
+fn path(value: &LitStr) -> syn::Result<Path> {
+    value.parse().map_err(|_| syn::Error::new(value.span(), "this cannot be the path of a crate"))
+}
+
+fn package(value: &LitStr) -> syn::Result<String> {
+    match value.value() {
+        package if package.split('.').all(is_wire_name) => Ok(package),
+        _ => Err(syn::Error::new(
+            value.span(),
+            "a package is names of letters, digits, `_` and `-` with dots between them",
+        )),
+    }
+}
+
+fn wire_name(value: &LitStr) -> syn::Result<String> {
+    match value.value() {
+        name if is_wire_name(&name) => Ok(name),
+        _ => Err(syn::Error::new(value.span(), "a name on the wire is letters, digits, `_` and `-`")),
+    }
+}
+
+/// No dot and no slash, which part the names in `package.Service/Method`.
+fn is_wire_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_on_the_wire_cannot_run_into_each_other() {
+        for name in ["a", "r2_d2", "get-book", "Bücherei"] {
+            assert!(is_wire_name(name), "{name}");
+        }
+        for name in ["", "a.b", "a/b", "a b", "a\n"] {
+            assert!(!is_wire_name(name), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! From settings and services to a server.
+
+use std::{fmt, time::Duration};
+
+use rpc_codec::CodecId;
+use rpc_core::{ConnectionInfo, limit::Rate};
+
+use crate::{
+    config::Config,
+    error::BuildError,
+    method::{Methods, Service, ServiceMethods},
+    pipeline::Pipeline,
+    server::{Initializer, Server, ServerCore},
+};
+
+/// Settings and services of a server to be.
+///
+/// Every limit is per process: ten processes with a limit of 64 run up to 640 calls.
+#[must_use = "a builder does nothing until it is built"]
+#[derive(Default)]
+pub struct ServerBuilder {
+    config: Config,
+    methods: Methods,
+    initializer: Option<Initializer>,
+}
+
+impl Server {
+    /// A server to be configured.
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+}
+
+impl ServerBuilder {
+    /// Adds a service, usually `MyServiceServer::new(implementation)`.
+    pub fn service(mut self, service: impl Service) -> Self {
+        let name = service.name().to_owned();
+        service.register(&mut ServiceMethods { service: name, methods: &mut self.methods });
+        self
+    }
+
+    /// Calls in flight in the whole server. A call is in flight from its admission until its
+    /// response has been written or its connection is gone. Default: no limit.
+    pub fn max_concurrent_calls(mut self, max: u64) -> Self {
+        self.config.max_concurrent_calls = Some(max);
+        self
+    }
+
+    /// Calls in flight on one connection. With many clients, a quarter of the limit of the whole
+    /// server keeps one of them from taking all of it. Default: 1,024.
+    pub fn max_concurrent_calls_per_connection(mut self, max: u64) -> Self {
+        self.config.max_concurrent_calls_per_connection = max;
+        self
+    }
+
+    /// Calls per second in the whole server. Default: no limit.
+    pub fn rate(mut self, rate: Rate) -> Self {
+        self.config.rate = Some(rate);
+        self
+    }
+
+    /// Calls per second on each connection. A new connection starts with a full bucket, so whoever
+    /// reconnects escapes it; put a rate of the whole server beside it. Default: no limit.
+    pub fn rate_per_connection(mut self, rate: Rate) -> Self {
+        self.config.rate_per_connection = Some(rate);
+        self
+    }
+
+    /// About how long a call that is refused on concurrency is told to wait. A good value is the
+    /// time that a call usually takes. Default: 10 ms.
+    pub fn concurrency_retry_delay(mut self, delay: Duration) -> Self {
+        self.config.concurrency_retry_delay = delay;
+        self
+    }
+
+    /// Open connections. One more is told so and closed. Default: 10,000.
+    pub fn max_connections(mut self, max: u64) -> Self {
+        self.config.max_connections = max;
+        self
+    }
+
+    /// The longest frame taken from a client in bytes, at least 64 KiB. It bounds messages as well.
+    /// Default: 256 KiB.
+    pub fn max_frame(mut self, bytes: u32) -> Self {
+        self.config.max_frame = bytes;
+        self
+    }
+
+    /// The longest body of a request in bytes. Default: 4 MiB, bounded by [`Self::max_frame`].
+    pub fn max_message(mut self, bytes: u32) -> Self {
+        self.config.max_message = bytes;
+        self
+    }
+
+    /// How long a client may take to say HELLO. Default: 5 s.
+    pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.config.handshake_timeout = timeout;
+        self
+    }
+
+    /// A connection whose client takes no byte of what is written for this long is closed.
+    /// Default: 30 s.
+    pub fn write_timeout(mut self, timeout: Duration) -> Self {
+        self.config.write_timeout = timeout;
+        self
+    }
+
+    /// With more unwritten bytes than this, a connection is not read any more until its client has
+    /// taken some. Default: 256 KiB.
+    pub fn write_high_water(mut self, bytes: usize) -> Self {
+        self.config.write_high_water = bytes;
+        self
+    }
+
+    /// How long running calls may go on when the server is shut down. Default: 30 s.
+    pub fn drain_grace(mut self, grace: Duration) -> Self {
+        self.config.drain_grace = grace;
+        self
+    }
+
+    /// Runs every call in a task of its own. By default a call is polled in its connection's task,
+    /// which costs a tenth, and only methods that prove slow are moved. Default: false.
+    pub fn spawn_calls(mut self, spawn: bool) -> Self {
+        self.config.spawn_calls = spawn;
+        self
+    }
+
+    /// The codecs that clients may use, besides the bytes of methods that no codec touches.
+    /// Default: all that this build knows.
+    pub fn codecs(mut self, codecs: impl IntoIterator<Item = CodecId>) -> Self {
+        self.config.codecs = codecs.into_iter().filter(|codec| codec.is_supported()).chain([CodecId::BYTES]).collect();
+        self
+    }
+
+    /// Changes the pipeline of each new connection, which has the default handlers already:
+    /// `deadline`, `connection rate`, `global rate` and `concurrency`, those that are configured.
+    pub fn pipeline(mut self, initializer: impl Fn(&mut Pipeline, &ConnectionInfo) + Send + Sync + 'static) -> Self {
+        self.initializer = Some(Box::new(initializer));
+        self
+    }
+
+    /// Checks the settings and makes the server.
+    ///
+    /// # Errors
+    ///
+    /// A setting cannot be, two do not go together, or two methods have one id.
+    pub fn build(self) -> Result<Server, BuildError> {
+        Ok(Server::new(ServerCore::new(self.config, self.methods, self.initializer)?))
+    }
+}
+
+impl fmt::Debug for ServerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerBuilder")
+            .field("config", &self.config)
+            .field("methods", &self.methods)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,167 @@
+//! A call on its way in: what its request says, and the permit that travels with it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rpc_codec::CodecId;
+use rpc_core::{
+    CallId, CallScope, ConnectionInfo, Context, Deadline, Metadata,
+    limit::{CallPermit, ConcurrencyPermit, HeldPermit, Ticks},
+};
+
+use crate::{
+    clock::{self, Reading},
+    method::MethodInfo,
+};
+
+/// A call on its way through the pipeline, before its body is decoded.
+///
+/// It carries the permits that limits have given out for it. When it is refused after all, they come
+/// back by being dropped.
+#[derive(Debug)]
+pub struct Call<'a> {
+    pub(crate) opening: &'a mut Opening,
+    pub(crate) method: &'a MethodInfo,
+    pub(crate) connection: &'a ConnectionInfo,
+}
+
+/// What a call owns of its request, but for the body.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    pub(crate) id: CallId,
+    pub(crate) received: Reading,
+    pub(crate) age: Duration,
+    pub(crate) deadline: Deadline,
+    pub(crate) codec: CodecId,
+    pub(crate) priority: u8,
+    pub(crate) attempt: u8,
+    pub(crate) body_len: u32,
+    pub(crate) metadata: Metadata,
+    pub(crate) permit: CallPermit,
+}
+
+impl Call<'_> {
+    /// The id on its connection.
+    pub fn id(&self) -> CallId {
+        self.opening.id
+    }
+
+    /// The method that is called.
+    pub fn method(&self) -> &MethodInfo {
+        self.method
+    }
+
+    /// The connection it came by.
+    pub fn connection(&self) -> &ConnectionInfo {
+        self.connection
+    }
+
+    /// When it was received. Read once for all calls of a batch, so it may be late by the time a
+    /// batch takes.
+    pub fn received(&self) -> Instant {
+        self.opening.received.instant
+    }
+
+    /// When it was received, as rate limits count time.
+    pub fn received_ticks(&self) -> Ticks {
+        self.opening.received.ticks
+    }
+
+    /// How long it had waited in socket buffers when it was received.
+    pub fn age(&self) -> Duration {
+        self.opening.age
+    }
+
+    /// By when it must have ended.
+    pub fn deadline(&self) -> Deadline {
+        self.opening.deadline
+    }
+
+    /// What its body is encoded with.
+    pub fn codec(&self) -> CodecId {
+        self.opening.codec
+    }
+
+    /// The class of the call; 0 is the normal one.
+    pub fn priority(&self) -> u8 {
+        self.opening.priority
+    }
+
+    /// How often it was tried before.
+    pub fn attempt(&self) -> u8 {
+        self.opening.attempt
+    }
+
+    /// The length of its body in bytes, as the request says.
+    pub fn body_len(&self) -> u32 {
+        self.opening.body_len
+    }
+
+    /// The metadata of the request.
+    pub fn metadata(&self) -> &Metadata {
+        &self.opening.metadata
+    }
+
+    /// Gives the call a permit to carry until its response has been written.
+    pub fn carry(&mut self, permit: ConcurrencyPermit) {
+        self.opening.permit.push(permit);
+    }
+}
+
+impl Opening {
+    /// Makes the call one that runs, in a new context or in that of an earlier call.
+    pub(crate) fn into_claim(self, connection: &Arc<ConnectionInfo>, reused: Option<Context>) -> Claim {
+        let Self { id, received, deadline, metadata, permit, .. } = self;
+        let received = received.instant;
+        let context = match reused {
+            Some(mut context) => {
+                context.renew(id, received, deadline, metadata);
+                context
+            }
+            None => {
+                let connection = Arc::clone(connection);
+                Context::new(CallScope { id, connection, received, deadline, metadata, clock: clock::now })
+            }
+        };
+        Claim { permit, context: Some(context) }
+    }
+}
+
+/// A call's permit together with the context that may hand out holds on it.
+///
+/// However a running call ends, the permit goes through [`Context::settle`], so that a hold keeps
+/// the slot even when the service's future is dropped with its connection.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    permit: CallPermit,
+    /// Always there but inside `settle`, `reuse` and a poll, during which it is the thread's
+    /// current context.
+    pub(crate) context: Option<Context>,
+}
+
+impl Claim {
+    /// Ends the service's part: what is left is the claim of the response on its way out.
+    pub(crate) fn settle(&mut self) -> HeldPermit {
+        let permit = std::mem::take(&mut self.permit);
+        match &self.context {
+            Some(context) => context.settle(permit),
+            None => HeldPermit::from(permit),
+        }
+    }
+
+    pub(crate) fn cancel(&self) {
+        if let Some(context) = &self.context {
+            context.cancel();
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.context.is_some() && !self.permit.is_empty() {
+            drop(self.settle());
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The settings of a server, each with its reason.
+
+use std::time::Duration;
+
+use rpc_codec::{CodecId, CodecSet};
+use rpc_core::limit::Rate;
+
+use crate::error::BuildError;
+
+/// The settings of a server. [`crate::ServerBuilder`] sets them.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Calls in flight in the whole process. None is the default: only the user knows the capacity.
+    pub(crate) max_concurrent_calls: Option<u64>,
+    /// Calls in flight on one connection: parked calls cost memory, so there is always a bound.
+    pub(crate) max_concurrent_calls_per_connection: u64,
+    pub(crate) rate: Option<Rate>,
+    pub(crate) rate_per_connection: Option<Rate>,
+    /// What a call refused on concurrency is told to wait, about.
+    pub(crate) concurrency_retry_delay: Duration,
+    /// Open sockets cost descriptors, which run out somewhere above.
+    pub(crate) max_connections: u64,
+    /// Bounds what one peer may make us buffer.
+    pub(crate) max_frame: u32,
+    pub(crate) max_message: u32,
+    /// Long enough for a slow network, short enough that silent peers do not pile up.
+    pub(crate) handshake_timeout: Duration,
+    /// A peer that takes no byte for this long is stuck, and holds permits.
+    pub(crate) write_timeout: Duration,
+    /// Above this many unwritten bytes a connection is no longer read.
+    pub(crate) write_high_water: usize,
+    /// Running calls get this long to finish when the server is shut down.
+    pub(crate) drain_grace: Duration,
+    pub(crate) spawn_calls: bool,
+    pub(crate) codecs: CodecSet,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            max_concurrent_calls: None,
+            max_concurrent_calls_per_connection: 1024,
+            rate: None,
+            rate_per_connection: None,
+            concurrency_retry_delay: Duration::from_millis(10),
+            max_connections: 10_000,
+            max_frame: 256 * 1024,
+            max_message: 4 * 1024 * 1024,
+            handshake_timeout: Duration::from_secs(5),
+            write_timeout: Duration::from_secs(30),
+            write_high_water: 256 * 1024,
+            drain_grace: Duration::from_secs(30),
+            spawn_calls: false,
+            codecs: CodecId::supported().iter().copied().chain([CodecId::BYTES]).collect(),
+        }
+    }
+}
+
+impl Config {
+    /// The relations between settings, checked once.
+    pub(crate) fn check(&self) -> Result<(), BuildError> {
+        for (setting, value) in [
+            ("max_concurrent_calls_per_connection", self.max_concurrent_calls_per_connection),
+            ("max_connections", self.max_connections),
+            ("max_message", u64::from(self.max_message)),
+            ("write_high_water", self.write_high_water as u64),
+        ] {
+            if value == 0 {
+                return Err(BuildError::Zero { setting });
+            }
+        }
+        let least_frame = u64::from(MIN_MAX_FRAME);
+        if u64::from(self.max_frame) < least_frame {
+            return Err(BuildError::Relation {
+                setting: "the least max_frame",
+                value: least_frame,
+                other: "max_frame",
+                other_value: u64::from(self.max_frame),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What a client may send before it has the server's HELLO; a server must take it.
+const MIN_MAX_FRAME: u32 = 64 * 1024;

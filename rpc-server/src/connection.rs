@@ -1,0 +1,512 @@
+//! One connection, one loop: it owns the transport, the calls and everything else that must die
+//! with it.
+
+use std::{
+    future::poll_fn,
+    io, mem,
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+    task::{Context as TaskContext, Poll},
+    time::{Duration, Instant},
+};
+
+use bytes::{Buf, BytesMut};
+use rpc_codec::{DecodeError, FrameDecoder, GoAwayReason, Hello, SendBounds, encode_go_away};
+use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Executed, Status};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    task::{JoinSet, coop},
+};
+
+use crate::{
+    batch::Batch,
+    clock::{self, Reading},
+    gauges::Share,
+    in_flight::InFlight,
+    pipeline::{CallInfo, Pipeline},
+    ready::{Key, Ready},
+    scratch,
+    server::{Phase, ServerCore},
+    timer::Timer,
+    unary::{ConnMethod, TaskEnd},
+    writer::{Writer, poll_io},
+};
+
+/// A transport with the state of its calls.
+///
+/// ```text
+///   Handshake --HELLO--> Open --drained or broken--> Closing --flushed--> Lingering --> gone
+///       \__________________\______ transport lost _____\_______________________________/
+/// ```
+///
+/// What the loop does for calls is in `inbound.rs` and `outbound.rs`.
+pub(crate) struct Connection<T> {
+    pub(crate) io: T,
+    pub(crate) server: Arc<ServerCore>,
+    pub(crate) info: Arc<ConnectionInfo>,
+    pub(crate) pipeline: Pipeline,
+    pub(crate) methods: Vec<Option<Box<dyn ConnMethod>>>,
+    pub(crate) in_flight: InFlight,
+    pub(crate) tasks: JoinSet<TaskEnd>,
+    pub(crate) ready: Arc<Ready>,
+    pub(crate) writer: Writer,
+    pub(crate) batch: Batch,
+    pub(crate) age: AgeEstimator,
+    /// The last call that the client opened.
+    pub(crate) last_id: CallId,
+    /// The last call that we accept, once we have said GOAWAY.
+    pub(crate) going_away: Option<CallId>,
+    /// What the client takes.
+    pub(crate) bounds: SendBounds,
+    pub(crate) decoder: FrameDecoder,
+    state: State,
+    /// The client said GOAWAY: the end of its stream is then no loss.
+    pub(crate) client_leaves: bool,
+    read_closed: bool,
+    woken: Vec<Key>,
+    /// Whether answers of woken calls have been gathered for one turn.
+    gathered: bool,
+    /// Received bytes that do not make a whole frame, or that the last batch left.
+    partial: BytesMut,
+    timer: Timer,
+    write_stalls: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum State {
+    Handshake {
+        until: Instant,
+    },
+    Open,
+    /// Writing what is left, then the end of the stream.
+    Closing {
+        until: Instant,
+    },
+    /// Reading what the peer still sends: closing with unread input would reset the connection and
+    /// destroy answers on their way.
+    Lingering {
+        until: Instant,
+        left: usize,
+    },
+}
+
+/// Why a connection cannot go on.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// The transport failed or ended without a farewell.
+    Lost(io::Error),
+    /// The peer broke the protocol, or a handler wants no more of it.
+    Refused(GoAwayReason, String),
+}
+
+impl From<DecodeError> for Broken {
+    fn from(error: DecodeError) -> Self {
+        Self::Refused(GoAwayReason::ProtocolError, error.to_string())
+    }
+}
+
+/// How a turn of the loop ended.
+enum Turn {
+    /// There is more to do, after others had their turn.
+    Again,
+    /// Something must happen first; whatever it is wakes the task.
+    Wait,
+    End,
+}
+
+/// Why reading stopped.
+enum ReadEnd {
+    /// The transport has no more, or we do not want more now.
+    Dry,
+    /// The batch is full.
+    Full,
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+    pub(crate) fn new(io: T, server: Arc<ServerCore>, info: ConnectionInfo, ready: Arc<Ready>) -> Self {
+        let mut pipeline = Pipeline::new();
+        server.build_pipeline(&mut pipeline, &info);
+        let until = clock::now() + server.config.handshake_timeout.min(FOREVER);
+        let hello = Hello::default();
+        Self {
+            io,
+            info: Arc::new(info),
+            pipeline,
+            methods: Vec::new(),
+            in_flight: InFlight::new(Share::of(&server.gauges.parked)),
+            tasks: JoinSet::new(),
+            ready,
+            writer: Writer::new(Share::of(&server.gauges.buffered_bytes)),
+            batch: Batch::default(),
+            age: AgeEstimator::default(),
+            last_id: CallId::CONNECTION,
+            going_away: None,
+            bounds: SendBounds { max_frame: hello.max_frame, max_message: hello.max_message },
+            decoder: FrameDecoder::new(server.config.max_frame),
+            state: State::Handshake { until },
+            client_leaves: false,
+            read_closed: false,
+            woken: Vec::new(),
+            gathered: false,
+            partial: BytesMut::new(),
+            timer: Timer::default(),
+            write_stalls: None,
+            server,
+        }
+    }
+
+    /// Makes the connection one that only says why it will not serve.
+    pub(crate) fn turn_away(&mut self, reason: GoAwayReason, message: &str) {
+        encode_go_away(&mut self.writer.out, CallId::CONNECTION, reason, message);
+        self.going_away = Some(CallId::CONNECTION);
+        self.close(CLOSE_WHEN_BROKEN);
+    }
+
+    /// Serves until the connection is gone and every call of it has ended.
+    pub(crate) async fn run(mut self) {
+        poll_fn(|cx| self.poll(cx)).await;
+        self.cancel_all();
+        // Aborting is asynchronous: a task has ended only when it has been joined.
+        self.tasks.shutdown().await;
+        self.pipeline.closed();
+    }
+
+    fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<()> {
+        self.ready.register(cx.waker());
+        scratch::lend_out(&mut self.writer.out);
+        let turn = match self.turn(cx) {
+            Ok(turn) => turn,
+            Err(broken) => self.break_off(broken),
+        };
+        if self.writer.is_empty() {
+            scratch::take_back(&mut self.writer.out);
+        }
+        match turn {
+            Turn::End => Poll::Ready(()),
+            Turn::Wait => Poll::Pending,
+            Turn::Again => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+
+    /// One turn: writes before finished calls before reads.
+    ///
+    /// Writes come first because they give permits back and what waits to be written has waited
+    /// longest; finished calls before reads because finishing work is worth more than taking on new
+    /// work. A turn takes a bounded batch and then steps aside even if there is more to read, so
+    /// that the connections of a thread share it.
+    fn turn(&mut self, cx: &mut TaskContext<'_>) -> Result<Turn, Broken> {
+        let reading = Reading::now();
+        let now = reading.instant;
+        self.batch.begin(now);
+        self.follow_server();
+        self.flush(cx, now)?;
+        self.expire(now);
+        self.poll_woken(cx)?;
+        self.poll_tasks(cx);
+        if self.gather() {
+            return Ok(Turn::Again);
+        }
+        let read = self.read(cx, reading)?;
+        // Tasks that were spawned just now wake us only once they have been polled for.
+        self.poll_tasks(cx);
+        self.flush(cx, now)?;
+        if self.step_state(cx, now)? {
+            return Ok(Turn::End);
+        }
+        let due = self.timer.poll(cx, self.next_due());
+        Ok(if due || matches!(read, ReadEnd::Full) { Turn::Again } else { Turn::Wait })
+    }
+
+    /// Writes what the transport takes; permits of what has left go back.
+    pub(crate) fn flush(&mut self, cx: &mut TaskContext<'_>, now: Instant) -> Result<(), Broken> {
+        let Self { writer, io, pipeline, server, .. } = self;
+        let before = writer.unsent();
+        let wants_written = pipeline.wants_written();
+        let flushed = writer.poll_flush(io, cx, |response| {
+            if !wants_written {
+                return;
+            }
+            let method = response.method.map(|index| &*server.methods.get(index).info);
+            pipeline.written(&CallInfo { id: response.id, method });
+        });
+        if let Poll::Ready(result) = flushed {
+            self.write_stalls = None;
+            return result.map_err(Broken::Lost);
+        }
+        if self.write_stalls.is_none() || writer.unsent() < before {
+            self.write_stalls = now.checked_add(server.config.write_timeout);
+        }
+        Ok(())
+    }
+
+    /// Whether to wait a turn before writing: answers of woken calls are there, more calls are out,
+    /// and those may well be done by then. A lone call never waits.
+    fn gather(&mut self) -> bool {
+        if self.writer.is_empty() || self.in_flight.is_empty() {
+            return false;
+        }
+        self.gathered = !self.gathered;
+        self.gathered
+    }
+
+    fn read(&mut self, cx: &mut TaskContext<'_>, now: Reading) -> Result<ReadEnd, Broken> {
+        if matches!(self.state, State::Closing { .. } | State::Lingering { .. }) {
+            return Ok(ReadEnd::Dry);
+        }
+        loop {
+            if !self.partial.is_empty() {
+                let mut bytes = mem::take(&mut self.partial);
+                let taken = self.process(&bytes, cx, now)?;
+                bytes.advance(taken);
+                // An idle connection keeps no buffer.
+                self.partial = if bytes.is_empty() { BytesMut::new() } else { bytes };
+                if self.batch.is_full() {
+                    return Ok(ReadEnd::Full);
+                }
+            }
+            // Above the mark we stop reading: the peer must take what it asked for first.
+            if self.read_closed || self.writer.unsent() > self.server.config.write_high_water {
+                return Ok(ReadEnd::Dry);
+            }
+            let read = scratch::with_read_buffer(|buffer| self.read_once(buffer, cx, now))?;
+            match read {
+                None => return Ok(ReadEnd::Dry),
+                Some(0) => self.input_ended()?,
+                Some(_) if self.batch.is_full() => return Ok(ReadEnd::Full),
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn read_once(
+        &mut self,
+        buffer: &mut [u8],
+        cx: &mut TaskContext<'_>,
+        now: Reading,
+    ) -> Result<Option<usize>, Broken> {
+        let mut buf = ReadBuf::new(buffer);
+        match poll_io(cx, |cx| Pin::new(&mut self.io).poll_read(cx, &mut buf)) {
+            Poll::Pending => return Ok(None),
+            Poll::Ready(result) => result.map_err(Broken::Lost)?,
+        }
+        let bytes = buf.filled();
+        let taken = if self.partial.is_empty() { self.process(bytes, cx, now)? } else { 0 };
+        self.partial.extend_from_slice(&bytes[taken..]);
+        Ok(Some(bytes.len()))
+    }
+
+    /// Handles whole frames at the front of `bytes` until the batch is full, and says how many
+    /// bytes they took.
+    fn process(&mut self, bytes: &[u8], cx: &mut TaskContext<'_>, now: Reading) -> Result<usize, Broken> {
+        let mut taken = 0;
+        if matches!(self.state, State::Handshake { .. }) {
+            let Some((hello, len)) = Hello::decode(bytes)? else { return Ok(0) };
+            self.greet(&hello);
+            taken = len;
+        }
+        while !self.batch.is_full() && !matches!(self.state, State::Closing { .. }) {
+            match self.process_frame(&bytes[taken..], cx, now)? {
+                Some(len) => taken += len,
+                None => break,
+            }
+        }
+        Ok(taken)
+    }
+
+    fn greet(&mut self, hello: &Hello) {
+        let config = &self.server.config;
+        self.bounds = SendBounds { max_frame: hello.max_frame, max_message: hello.max_message };
+        self.server.hello(config).encode(&mut self.writer.out);
+        self.state = State::Open;
+        self.pipeline.connected(&self.info);
+    }
+
+    fn input_ended(&mut self) -> Result<(), Broken> {
+        self.read_closed = true;
+        let handshake = matches!(self.state, State::Handshake { .. });
+        if self.client_leaves || (handshake && self.partial.is_empty()) {
+            return Ok(());
+        }
+        Err(Broken::Lost(io::ErrorKind::UnexpectedEof.into()))
+    }
+
+    /// Polls the calls that were woken since the last turn.
+    fn poll_woken(&mut self, cx: &mut TaskContext<'_>) -> Result<(), Broken> {
+        let mut woken = mem::take(&mut self.woken);
+        self.ready.take(&mut woken);
+        let polled = woken.drain(..).try_for_each(|key| match key {
+            Key::Slot { method, slot } => {
+                self.poll_slot(method, slot);
+                Ok(())
+            }
+            Key::Waiting(key) => self.poll_waiting(key, cx),
+        });
+        self.woken = woken;
+        polled
+    }
+
+    fn poll_tasks(&mut self, cx: &mut TaskContext<'_>) {
+        while let Poll::Ready(Some(joined)) = self.tasks.poll_join_next(cx) {
+            // An aborted task has nothing to say: its call has been answered or needs no answer.
+            if let Ok(end) = joined {
+                self.task_ended(end);
+            }
+        }
+    }
+
+    /// Answers the calls whose deadline has passed, and drops their futures.
+    fn expire(&mut self, now: Instant) {
+        for key in self.in_flight.expired(now) {
+            self.end_pending(key, Some(&Status::deadline_exceeded("the deadline passed while the call was running")));
+        }
+    }
+
+    /// Does what the server as a whole is about to do.
+    fn follow_server(&mut self) {
+        match self.server.phase() {
+            Phase::Serving => {}
+            Phase::Draining => self.go_away(),
+            Phase::Stopping => {
+                self.go_away();
+                for key in self.in_flight.keys() {
+                    self.note_cut(key);
+                    self.end_pending(
+                        key,
+                        Some(&Status::unavailable("the server is shutting down").with_executed(Executed::Maybe)),
+                    );
+                }
+                self.close(CLOSE_WHEN_STOPPING);
+            }
+        }
+    }
+
+    fn go_away(&mut self) {
+        if self.going_away.is_none() {
+            self.going_away = Some(self.last_id);
+            if matches!(self.state, State::Open) {
+                encode_go_away(&mut self.writer.out, self.last_id, GoAwayReason::Drain, "the server is draining");
+            }
+        }
+    }
+
+    /// Begins to close, if that has not begun.
+    fn close(&mut self, within: Duration) {
+        if !matches!(self.state, State::Closing { .. } | State::Lingering { .. }) {
+            self.state = State::Closing { until: clock::now() + within.min(FOREVER) };
+        }
+    }
+
+    /// Goes on to the next state when it is time. `true` when the connection is gone.
+    fn step_state(&mut self, cx: &mut TaskContext<'_>, now: Instant) -> Result<bool, Broken> {
+        if self.write_stalls.is_some_and(|stalls| stalls <= now) {
+            return Err(Broken::Lost(io::Error::new(io::ErrorKind::TimedOut, "the peer takes no bytes")));
+        }
+        loop {
+            match &mut self.state {
+                State::Handshake { until } if *until <= now => {
+                    return Err(Broken::Refused(GoAwayReason::HandshakeTimeout, "no HELLO in time".to_owned()));
+                }
+                State::Handshake { .. } => return Ok(self.read_closed || self.going_away.is_some()),
+                State::Open => {
+                    let leaving = self.going_away.is_some() || self.read_closed;
+                    if !leaving || !self.in_flight.is_empty() || !self.writer.is_empty() {
+                        return Ok(false);
+                    }
+                    self.close(self.server.config.write_timeout);
+                }
+                State::Closing { until } if *until <= now => return Ok(true),
+                State::Closing { .. } => {
+                    if !self.writer.is_empty() {
+                        return Ok(false);
+                    }
+                    match poll_io(cx, |cx| Pin::new(&mut self.io).poll_shutdown(cx)) {
+                        Poll::Pending => return Ok(false),
+                        Poll::Ready(Err(_)) => return Ok(true),
+                        Poll::Ready(Ok(())) => {}
+                    }
+                    if self.read_closed {
+                        return Ok(true);
+                    }
+                    self.state = State::Lingering { until: now + LINGER_TIME, left: LINGER_BYTES };
+                }
+                State::Lingering { until, .. } if *until <= now => return Ok(true),
+                State::Lingering { left, .. } => return Ok(discard(&mut self.io, left, cx)),
+            }
+        }
+    }
+
+    /// When something is due that no event announces.
+    fn next_due(&self) -> Option<Instant> {
+        let state = match self.state {
+            State::Handshake { until } | State::Closing { until } | State::Lingering { until, .. } => Some(until),
+            State::Open => None,
+        };
+        [state, self.in_flight.next_expiry(), self.write_stalls].into_iter().flatten().min()
+    }
+
+    /// Cancels every call; then, if the peer may still read, tells it why and closes.
+    fn break_off(&mut self, broken: Broken) -> Turn {
+        self.cancel_all();
+        match broken {
+            Broken::Lost(error) => {
+                tracing::debug!(connection = %self.info, %error, "connection lost");
+                Turn::End
+            }
+            Broken::Refused(reason, message) => {
+                if reason == GoAwayReason::ProtocolError {
+                    self.server.gauges.protocol_errors.fetch_add(1, Ordering::Relaxed);
+                }
+                tracing::warn!(connection = %self.info, ?reason, message, "connection refused");
+                encode_go_away(&mut self.writer.out, self.last_id, reason, &message);
+                self.going_away = Some(self.last_id);
+                self.partial = BytesMut::new();
+                self.close(CLOSE_WHEN_BROKEN);
+                Turn::Again
+            }
+        }
+    }
+
+    fn cancel_all(&mut self) {
+        for key in self.in_flight.keys() {
+            self.end_pending(key, None);
+        }
+    }
+}
+
+impl Batch {
+    /// Whether to stop taking on calls in this turn. A used-up cooperative budget makes everything
+    /// in a service look pending, so there is no point in starting more.
+    pub(crate) fn is_full(&self) -> bool {
+        self.is_over() || !coop::has_budget_remaining()
+    }
+}
+
+/// Reads and forgets. `true` when there is nothing more to wait for.
+fn discard<T: AsyncRead + Unpin>(io: &mut T, left: &mut usize, cx: &mut TaskContext<'_>) -> bool {
+    scratch::with_read_buffer(|buffer| {
+        loop {
+            let mut buf = ReadBuf::new(buffer);
+            match poll_io(cx, |cx| Pin::new(&mut *io).poll_read(cx, &mut buf)) {
+                Poll::Pending => return false,
+                Poll::Ready(Err(_)) => return true,
+                Poll::Ready(Ok(())) => {}
+            }
+            let read = buf.filled().len();
+            *left = left.saturating_sub(read);
+            if read == 0 || *left == 0 {
+                return true;
+            }
+        }
+    })
+}
+
+/// As good as for ever, and an instant can still be expressed.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How long a peer that broke the protocol gets to take what is on its way.
+const CLOSE_WHEN_BROKEN: Duration = Duration::from_secs(1);
+const CLOSE_WHEN_STOPPING: Duration = Duration::from_secs(1);
+const LINGER_TIME: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 256 * 1024;

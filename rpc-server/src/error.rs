@@ -1,0 +1,63 @@
+//! What can be wrong with a server before it serves.
+
+use std::io;
+
+use rpc_core::limit::{ConcurrencyError, RateError};
+
+/// A server cannot be built as it was configured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// Two methods have one id, most likely one name.
+    #[error("the methods {first} and {second} have the same id")]
+    MethodCollision {
+        /// The path of one.
+        first: String,
+        /// The path of the other.
+        second: String,
+    },
+    /// A rate limit that no bucket can have.
+    #[error("the rate limit {limit} cannot be")]
+    Rate {
+        /// Which limit.
+        limit: &'static str,
+        /// What is wrong with it.
+        source: RateError,
+    },
+    /// A limit of calls in flight that no limit can have.
+    #[error("the limit {limit} cannot be")]
+    Concurrency {
+        /// Which limit.
+        limit: &'static str,
+        /// What is wrong with it.
+        source: ConcurrencyError,
+    },
+    /// Two settings do not go together.
+    #[error("{setting} ({value}) must not exceed {other} ({other_value})")]
+    Relation {
+        /// The greater one.
+        setting: &'static str,
+        /// Its value.
+        value: u64,
+        /// The one that bounds it.
+        other: &'static str,
+        /// Its value.
+        other_value: u64,
+    },
+    /// A setting must not be zero.
+    #[error("{setting} must not be zero")]
+    Zero {
+        /// Which.
+        setting: &'static str,
+    },
+}
+
+/// A server cannot listen.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}")]
+pub struct BindError {
+    /// What was asked for.
+    pub address: String,
+    /// Why not.
+    pub source: io::Error,
+}

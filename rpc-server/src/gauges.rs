@@ -1,0 +1,185 @@
+//! What is in use, exactly: each figure is read from the thing itself or from a counter that its
+//! owner's drop gives back.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rpc_core::{
+    Refusal, RefusalReason,
+    limit::{ConcurrencyLimit, ConcurrencySnapshot},
+};
+
+/// The figures of a server at one moment.
+///
+/// At every instant `calls.acquired == calls.released + calls.held`. When nothing runs and nobody
+/// is connected, `calls.held`, `connections`, `calls_parked` and `buffered_bytes` are zero.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Calls in flight: admitted, and their responses not yet written.
+    pub calls: ConcurrencySnapshot,
+    /// Calls that wait in the pipeline or for their service.
+    pub calls_parked: u64,
+    /// Open connections.
+    pub connections: u64,
+    /// Response bytes that the sockets have not taken yet.
+    pub buffered_bytes: u64,
+    /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Services, handlers and codecs that panicked.
+    pub panics: u64,
+    /// Methods that run in tasks of their own because their polls were slow.
+    pub methods_demoted: u64,
+    /// Connections that were closed because the peer broke the protocol.
+    pub protocol_errors: u64,
+    /// Frames ignored as the protocol asks: of unknown ignorable kinds, or late for their call.
+    pub frames_ignored: u64,
+}
+
+/// The counters that connections share.
+#[derive(Debug)]
+pub(crate) struct Gauges {
+    pub(crate) calls: Arc<ConcurrencyLimit>,
+    pub(crate) connections: Arc<ConcurrencyLimit>,
+    pub(crate) refused: RefusedCounts,
+    pub(crate) parked: Arc<AtomicU64>,
+    pub(crate) buffered_bytes: Arc<AtomicU64>,
+    pub(crate) panics: AtomicU64,
+    pub(crate) methods_demoted: AtomicU64,
+    pub(crate) protocol_errors: AtomicU64,
+    pub(crate) frames_ignored: AtomicU64,
+}
+
+impl Gauges {
+    pub(crate) fn new(calls: Arc<ConcurrencyLimit>, connections: Arc<ConcurrencyLimit>) -> Self {
+        Self {
+            calls,
+            connections,
+            refused: RefusedCounts::default(),
+            parked: Arc::default(),
+            buffered_bytes: Arc::default(),
+            panics: AtomicU64::new(0),
+            methods_demoted: AtomicU64::new(0),
+            protocol_errors: AtomicU64::new(0),
+            frames_ignored: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            calls: self.calls.snapshot(),
+            calls_parked: self.parked.load(Ordering::Relaxed),
+            connections: self.connections.snapshot().held,
+            buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
+            refused: self.refused.snapshot(),
+            panics: self.panics.load(Ordering::Relaxed),
+            methods_demoted: self.methods_demoted.load(Ordering::Relaxed),
+            protocol_errors: self.protocol_errors.load(Ordering::Relaxed),
+            frames_ignored: self.frames_ignored.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// One connection's share of a gauge that all connections add up to. Dropping it takes the share
+/// back.
+#[derive(Debug)]
+pub(crate) struct Share {
+    total: Arc<AtomicU64>,
+    own: u64,
+}
+
+impl Share {
+    pub(crate) fn of(total: &Arc<AtomicU64>) -> Self {
+        Self { total: Arc::clone(total), own: 0 }
+    }
+
+    pub(crate) fn set(&mut self, own: usize) {
+        let own = own as u64;
+        if own != self.own {
+            // Wraps below zero and back; the sum of all shares is right at every moment.
+            self.total.fetch_add(own.wrapping_sub(self.own), Ordering::Relaxed);
+            self.own = own;
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+/// How many calls were turned away, by limit or reason.
+#[derive(Debug)]
+pub(crate) struct RefusedCounts {
+    by_limit: [(&'static str, AtomicU64); LIMITS.len()],
+    by_reason: Vec<(RefusalReason, AtomicU64)>,
+}
+
+/// The names of the limits that a server has by default.
+pub(crate) const GLOBAL: &str = "global";
+pub(crate) const CONNECTION: &str = "connection";
+pub(crate) const GLOBAL_RATE: &str = "global rate";
+pub(crate) const CONNECTION_RATE: &str = "connection rate";
+const LIMITS: [&str; 4] = [GLOBAL, CONNECTION, GLOBAL_RATE, CONNECTION_RATE];
+
+impl Default for RefusedCounts {
+    fn default() -> Self {
+        Self {
+            by_limit: LIMITS.map(|name| (name, AtomicU64::new(0))),
+            by_reason: RefusalReason::ALL.iter().map(|&reason| (reason, AtomicU64::new(0))).collect(),
+        }
+    }
+}
+
+impl RefusedCounts {
+    pub(crate) fn count(&self, refusal: &Refusal) {
+        let limit = self.by_limit.iter().find(|(name, _)| *name == refusal.limit()).map(|(_, count)| count);
+        let reason = || self.by_reason.iter().find(|(reason, _)| *reason == refusal.reason()).map(|(_, count)| count);
+        if let Some(count) = limit.or_else(reason) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn snapshot(&self) -> BTreeMap<&'static str, u64> {
+        let by_limit = self.by_limit.iter().map(|(name, count)| (*name, count));
+        let by_reason = self.by_reason.iter().map(|(reason, count)| (reason.name(), count));
+        let counts = by_limit.chain(by_reason).map(|(name, count)| (name, count.load(Ordering::Relaxed)));
+        counts.filter(|&(_, count)| count > 0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_goes_back_when_its_connection_goes() {
+        let total = Arc::new(AtomicU64::new(0));
+        let (mut a, mut b) = (Share::of(&total), Share::of(&total));
+        a.set(700);
+        b.set(40);
+        a.set(2);
+        assert_eq!(total.load(Ordering::Relaxed), 42);
+        drop(a);
+        assert_eq!(total.load(Ordering::Relaxed), 40);
+        drop(b);
+        assert_eq!(total.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn refusals_count_by_limit_and_without_one_by_reason() {
+        let counts = RefusedCounts::default();
+        counts.count(&Refusal::new(RefusalReason::RateLimit).with_limit(GLOBAL_RATE, 1, 1));
+        counts.count(&Refusal::new(RefusalReason::UnknownMethod));
+        counts.count(&Refusal::new(RefusalReason::ConcurrencyLimit).with_limit("a user's own", 1, 1));
+        let snapshot = counts.snapshot();
+        let expected = [("CONCURRENCY_LIMIT", 1), ("UNKNOWN_METHOD", 1), ("global rate", 1)];
+        assert_eq!(snapshot.into_iter().collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,0 +1,166 @@
+//! The calls of one connection that are pending: where each is, and when it expires.
+
+use std::{collections::HashMap, hash::BuildHasherDefault, pin::Pin, sync::Arc, time::Instant};
+
+use bytes::Bytes;
+use rpc_core::{CallId, Context, Deadline};
+use slab::Slab;
+use tokio::task::AbortHandle;
+
+use crate::{call::Opening, gauges::Share, method::IdHasher, pipeline::Decision, ready::SlotWaker};
+
+/// The pending calls of one connection.
+///
+/// ```text
+///   pipeline --Wait--> Waiting --Pass--> Slot (polled in place) ---> answered
+///        \________________________________/  \-- too slow --> Task --/
+/// ```
+///
+/// Cancelling, expiry and the end of the connection take a call out of any of these states.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    calls: Slab<Pending>,
+    by_id: HashMap<CallId, usize, BuildHasherDefault<IdHasher>>,
+    /// No call expires before this. It may be early, since a call that ends does not move it.
+    next_expiry: Option<Instant>,
+    gauge: Share,
+}
+
+/// One pending call.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) id: CallId,
+    pub(crate) method: u32,
+    pub(crate) deadline: Deadline,
+    pub(crate) place: Place,
+}
+
+/// Where a pending call is.
+pub(crate) enum Place {
+    /// Its future is in this slot of its method.
+    Slot(u32),
+    /// It runs in a task of its own, which owns its permit.
+    Task { abort: AbortHandle, context: Context },
+    /// It waits in the pipeline at this position.
+    Waiting(Box<Waiting>),
+}
+
+/// A call that waits in the pipeline for a handler's future to decide.
+pub(crate) struct Waiting {
+    pub(crate) opening: Opening,
+    pub(crate) body: Bytes,
+    pub(crate) at: usize,
+    pub(crate) future: Pin<Box<dyn Future<Output = Decision> + Send>>,
+    pub(crate) waker: Arc<SlotWaker>,
+}
+
+impl InFlight {
+    pub(crate) fn new(gauge: Share) -> Self {
+        Self { calls: Slab::new(), by_id: HashMap::default(), next_expiry: None, gauge }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// The key that the next [`InFlight::insert`] will give.
+    pub(crate) fn next_key(&self) -> usize {
+        self.calls.vacant_key()
+    }
+
+    pub(crate) fn insert(&mut self, call: Pending) -> usize {
+        if let Some(expiry) = call.deadline.instant() {
+            self.next_expiry = Some(self.next_expiry.map_or(expiry, |next| next.min(expiry)));
+        }
+        let id = call.id;
+        let key = self.calls.insert(call);
+        self.by_id.insert(id, key);
+        self.gauge.set(self.calls.len());
+        key
+    }
+
+    pub(crate) fn get_mut(&mut self, key: usize) -> Option<&mut Pending> {
+        self.calls.get_mut(key)
+    }
+
+    pub(crate) fn remove(&mut self, key: usize) -> Option<Pending> {
+        let call = self.calls.try_remove(key)?;
+        self.by_id.remove(&call.id);
+        self.gauge.set(self.calls.len());
+        Some(call)
+    }
+
+    pub(crate) fn key_of(&self, id: CallId) -> Option<usize> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// When to look for expired calls next.
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        self.next_expiry
+    }
+
+    /// The keys of calls that have expired at `now`.
+    ///
+    /// It walks through all calls, of which there are not many, and at most once for each distinct
+    /// deadline: cheaper than keeping a heap on the path of every call.
+    pub(crate) fn expired(&mut self, now: Instant) -> Vec<usize> {
+        if self.next_expiry.is_none_or(|next| next > now) {
+            return Vec::new();
+        }
+        let (expired, later): (Vec<_>, Vec<_>) = self
+            .calls
+            .iter()
+            .filter_map(|(key, call)| Some((key, call.deadline.instant()?)))
+            .partition(|&(_, expiry)| expiry <= now);
+        self.next_expiry = later.into_iter().map(|(_, expiry)| expiry).min();
+        expired.into_iter().map(|(key, _)| key).collect()
+    }
+
+    /// The keys of all calls.
+    pub(crate) fn keys(&self) -> Vec<usize> {
+        self.calls.iter().map(|(key, _)| key).collect()
+    }
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Slot(slot) => write!(f, "Slot({slot})"),
+            Self::Task { .. } => f.write_str("Task"),
+            Self::Waiting(waiting) => write!(f, "Waiting(at {})", waiting.at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::atomic::AtomicU64, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn calls_expire_at_their_deadlines_and_not_before() {
+        let mut calls = InFlight::new(Share::of(&Arc::new(AtomicU64::new(0))));
+        let now = Instant::now();
+        let mut insert = |sequence, deadline| {
+            calls.insert(Pending { id: CallId::new(sequence, 0), method: 0, deadline, place: Place::Slot(0) })
+        };
+        let second = Duration::from_secs(1);
+        let late = insert(1, Deadline::after(now, second * 3));
+        let soon = insert(2, Deadline::after(now, second));
+        insert(3, Deadline::NONE);
+        assert_eq!(calls.next_expiry(), Some(now + second));
+        assert!(calls.expired(now).is_empty());
+        assert_eq!(calls.expired(now + second), [soon]);
+        assert_eq!(calls.next_expiry(), Some(now + second * 3));
+        calls.remove(soon);
+        assert_eq!(calls.expired(now + second * 3), [late]);
+        assert_eq!(calls.next_expiry(), None);
+        assert_eq!(calls.key_of(CallId::new(2, 0)), None);
+        assert_eq!(calls.len(), 2);
+    }
+}

@@ -1,0 +1,402 @@
+//! Frames on their way in: what each kind does, and how a request becomes a running call.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+    task::{Context as TaskContext, Poll},
+    time::Instant,
+};
+
+use bytes::Bytes;
+use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, RequestFrame, encode_pong};
+use rpc_core::{
+    CallId, Deadline, Executed, Refusal, RefusalReason, Status,
+    limit::{CallPermit, HeldPermit},
+};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::{
+    batch::Batch,
+    call::{Call, Opening},
+    clock::{self, Reading},
+    connection::{Broken, Connection},
+    gauges::CONNECTION,
+    in_flight::{Pending, Place, Waiting},
+    pipeline::Decision,
+    ready::{Key, SlotWaker},
+    unary::{Outbox, Started, Starting, TaskEnd},
+};
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+    /// Handles the frame at the front of `bytes`, and says how long it was.
+    pub(crate) fn process_frame(
+        &mut self,
+        bytes: &[u8],
+        cx: &mut TaskContext<'_>,
+        now: Reading,
+    ) -> Result<Option<usize>, Broken> {
+        let (frame, len) = match self.decoder.decode(bytes)? {
+            Decoded::Frame { frame, len } => (frame, len),
+            Decoded::Incomplete { .. } => return Ok(None),
+        };
+        match frame {
+            Frame::Request(request) => self.request(&request, cx, now)?,
+            Frame::Cancel { id } => self.cancelled(id)?,
+            Frame::Ping(opaque) => encode_pong(&mut self.writer.out, opaque),
+            Frame::GoAway(_) => self.client_leaves = true,
+            Frame::Malformed { id, .. } => {
+                if self.opens(id)? {
+                    self.refuse(id, None, 0, &Refusal::new(RefusalReason::MalformedRequest));
+                }
+            }
+            // Parts of a body that was refused with its first frame are discarded.
+            Frame::Cont { id, .. } if id <= self.last_id => self.ignore_frame(),
+            Frame::Pong(_) | Frame::Ignored { .. } => self.ignore_frame(),
+            other => return Err(unexpected(&other)),
+        }
+        Ok(Some(len))
+    }
+
+    fn ignore_frame(&mut self) {
+        self.server.gauges.frames_ignored.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Checks and notes the id of an opening frame. `false` for a call that nobody waits for: the
+    /// client knows from our GOAWAY that it was never executed.
+    fn opens(&mut self, id: CallId) -> Result<bool, Broken> {
+        if id <= self.last_id {
+            let message = format!("call {id} does not come after call {}", self.last_id);
+            return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
+        }
+        self.last_id = id;
+        let accepted = self.going_away.is_none_or(|last| id <= last);
+        if !accepted {
+            self.ignore_frame();
+        }
+        Ok(accepted)
+    }
+
+    fn request(&mut self, request: &RequestFrame<'_>, cx: &mut TaskContext<'_>, now: Reading) -> Result<(), Broken> {
+        let id = request.id;
+        if !self.opens(id)? {
+            return Ok(());
+        }
+        self.batch.count();
+        let Some(method) = self.server.methods.find(request.head.method) else {
+            self.refuse(id, None, 0, &Refusal::new(RefusalReason::UnknownMethod));
+            return Ok(());
+        };
+        let age = self.age.observe(request.head.sent_at_us, now.micros);
+        let metadata = match self.examine(request, method) {
+            Ok(()) => request.metadata().map_err(|_| Refusal::new(RefusalReason::MalformedRequest)),
+            Err(refusal) => Err(refusal),
+        };
+        let metadata = match metadata {
+            Ok(metadata) => metadata,
+            Err(refusal) => {
+                self.refuse(id, Some(method), 0, &refusal);
+                return Ok(());
+            }
+        };
+        let opening = Opening {
+            id,
+            received: now,
+            age,
+            deadline: Deadline::from_wire(request.head.timeout_us, age, now.instant),
+            codec: request.head.codec,
+            priority: request.head.priority,
+            attempt: request.head.attempt,
+            body_len: request.body_len,
+            metadata,
+            permit: CallPermit::default(),
+        };
+        self.admit(opening, method, request.body, 0, cx)
+    }
+
+    /// What can be refused from the fixed fields alone.
+    fn examine(&self, request: &RequestFrame<'_>, method: u32) -> Result<(), Refusal> {
+        let config = &self.server.config;
+        let head = &request.head;
+        let untouched = self.server.methods.get(method).info.is_untouched();
+        let codec_fits = (head.codec == CodecId::BYTES) == untouched;
+        if !codec_fits || !config.codecs.contains(head.codec) {
+            let codec = u64::from(head.codec.to_wire());
+            return Err(Refusal::new(RefusalReason::UnsupportedCodec).with_limit("", 0, codec));
+        }
+        if head.compression != 0 {
+            let compression = u64::from(head.compression);
+            return Err(Refusal::new(RefusalReason::UnsupportedCompression).with_limit("", 0, compression));
+        }
+        // A body in parts is longer than a frame, which is the most that is taken for now.
+        let max = config.max_message.min(config.max_frame);
+        if request.more || request.body_len > max {
+            let (max, len) = (u64::from(max), u64::from(request.body_len));
+            return Err(Refusal::new(RefusalReason::MessageTooLarge).with_limit("", max, len));
+        }
+        let (max, pending) = (config.max_concurrent_calls_per_connection, self.in_flight.len() as u64);
+        if pending >= max {
+            // Holds even if the user's pipeline has no limit: parked calls cost memory.
+            return Err(Refusal::new(RefusalReason::ConcurrencyLimit)
+                .with_limit(CONNECTION, max, pending)
+                .with_retry_delay(config.concurrency_retry_delay));
+        }
+        Ok(())
+    }
+
+    /// Passes the call through the pipeline from position `from` on, and starts it if it is let
+    /// through.
+    fn admit(
+        &mut self,
+        mut opening: Opening,
+        method: u32,
+        body: &[u8],
+        mut from: usize,
+        cx: &mut TaskContext<'_>,
+    ) -> Result<(), Broken> {
+        let id = opening.id;
+        loop {
+            let Self { pipeline, server, info, .. } = self;
+            let passed = catch_unwind(AssertUnwindSafe(|| {
+                let method = &*server.methods.get(method).info;
+                pipeline.inbound(from, &mut Call { opening: &mut opening, method, connection: info })
+            }));
+            let Ok((at, decision)) = passed else {
+                self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+                let status = Status::internal("a handler panicked").with_executed(Executed::Never);
+                self.respond(id, Some(method), 0, Err(status), opening.permit.into());
+                return Ok(());
+            };
+            match decision {
+                Decision::Pass => {
+                    self.start(opening, method, body);
+                    return Ok(());
+                }
+                Decision::Refuse(refusal)
+                    if refusal.reason() == RefusalReason::ConcurrencyLimit && self.flush_frees(cx)? =>
+                {
+                    from = at;
+                }
+                decision => return self.decided(opening, method, body, at, decision),
+            }
+        }
+    }
+
+    /// Does what a handler at position `at` has decided, other than to let the call pass.
+    fn decided(
+        &mut self,
+        opening: Opening,
+        method: u32,
+        body: &[u8],
+        at: usize,
+        decision: Decision,
+    ) -> Result<(), Broken> {
+        let id = opening.id;
+        match decision {
+            Decision::Refuse(refusal) => self.refuse(id, Some(method), at, &refusal),
+            Decision::Answer(status) => self.respond(id, Some(method), at, Err(status), opening.permit.into()),
+            Decision::Wait(future) => self.wait(opening, method, body, at, future),
+            Decision::Close(message) => {
+                return Err(Broken::Refused(GoAwayReason::Other(CLOSED_BY_HANDLER), message));
+            }
+            Decision::Pass => self.start(opening, method, body),
+        }
+        Ok(())
+    }
+
+    /// Whether writing gave permits back. Finished calls whose responses wait in the buffer are not
+    /// load; to refuse because of them would refuse most of a batch on an idle server.
+    fn flush_frees(&mut self, cx: &mut TaskContext<'_>) -> Result<bool, Broken> {
+        let before = self.writer.unwritten();
+        if before == 0 {
+            return Ok(false);
+        }
+        self.flush(cx, clock::now())?;
+        Ok(self.writer.unwritten() < before)
+    }
+
+    fn wait(
+        &mut self,
+        opening: Opening,
+        method: u32,
+        body: &[u8],
+        at: usize,
+        future: Pin<Box<dyn Future<Output = Decision> + Send>>,
+    ) {
+        let key = self.in_flight.next_key();
+        let waker = SlotWaker::new(&self.ready, Key::Waiting(key));
+        let (id, deadline) = (opening.id, opening.deadline);
+        let waiting = Waiting { opening, body: Bytes::copy_from_slice(body), at, future, waker };
+        self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)) });
+        // Nothing else polls it for the first time.
+        self.ready.push(Key::Waiting(key));
+    }
+
+    pub(crate) fn poll_waiting(&mut self, key: usize, cx: &mut TaskContext<'_>) -> Result<(), Broken> {
+        let Some(pending) = self.in_flight.get_mut(key) else { return Ok(()) };
+        let Place::Waiting(waiting) = &mut pending.place else { return Ok(()) };
+        waiting.waker.unlist();
+        let waker = Arc::clone(&waiting.waker).into();
+        let mut waiting_cx = TaskContext::from_waker(&waker);
+        let polled = catch_unwind(AssertUnwindSafe(|| waiting.future.as_mut().poll(&mut waiting_cx)));
+        let decision = match polled {
+            Ok(Poll::Pending) => return Ok(()),
+            Ok(Poll::Ready(decision)) => decision,
+            Err(_) => {
+                self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+                Decision::Answer(Status::internal("a handler panicked").with_executed(Executed::Never))
+            }
+        };
+        let Some(Pending { method, place: Place::Waiting(waiting), .. }) = self.in_flight.remove(key) else {
+            return Ok(());
+        };
+        let Waiting { opening, body, at, .. } = *waiting;
+        match decision {
+            // Its deadline is looked at again: it may have passed in this very turn.
+            Decision::Pass if opening.deadline.is_expired(clock::now()) => {
+                self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
+                Ok(())
+            }
+            Decision::Pass => self.admit(opening, method, &body, at + 1, cx),
+            decision => self.decided(opening, method, &body, at, decision),
+        }
+    }
+
+    /// Decodes and runs an admitted call: in place if its method is quick, else in a task.
+    fn start(&mut self, opening: Opening, method: u32, body: &[u8]) {
+        let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
+        let registered = server.methods.get(method);
+        let (id, deadline) = (opening.id, opening.deadline);
+        if methods.len() < server.methods.len() {
+            methods.resize_with(server.methods.len(), || None);
+        }
+        let place = methods[method as usize].get_or_insert_with(|| (registered.make)(method, ready));
+        let starting = Starting { opening, body, connection: info, parked: in_flight.next_key() };
+        if server.config.spawn_calls || registered.info.is_spawned() {
+            match place.spawn(starting) {
+                Ok(task) => {
+                    let abort = tasks.spawn(task.future);
+                    let place = Place::Task { abort, context: task.context };
+                    in_flight.insert(Pending { id, method, deadline, place });
+                }
+                Err(ended) => self.service_ended(id, method, ended),
+            }
+            return;
+        }
+        let began = self.batch.poll_begins();
+        match place.start(starting, &mut Outbox { out: &mut writer.out, bounds: *bounds }) {
+            Started::Ended(ended) => self.service_ended(id, method, ended),
+            Started::Parked(slot) => {
+                in_flight.insert(Pending { id, method, deadline, place: Place::Slot(slot) });
+            }
+        }
+        if let Some(began) = began {
+            self.note_poll(method, began);
+        }
+    }
+
+    /// Notes how long a poll of `method` took. `true` if it was slow.
+    fn note_poll(&mut self, method: u32, began: Instant) -> bool {
+        let slow = clock::now().saturating_duration_since(began) >= Batch::SLOW_POLL;
+        let info = &self.server.methods.get(method).info;
+        if info.note_poll(slow) {
+            self.server.gauges.methods_demoted.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(method = info.path(), "polls are slow; calls run in tasks of their own from now on");
+        }
+        slow
+    }
+
+    pub(crate) fn poll_slot(&mut self, method: u32, slot: u32) {
+        let Some(Some(place)) = self.methods.get_mut(method as usize) else { return };
+        let began = self.batch.poll_begins();
+        let Some((key, polled)) = place.poll(slot, &mut Outbox { out: &mut self.writer.out, bounds: self.bounds })
+        else {
+            return;
+        };
+        self.batch.count();
+        let slow = began.is_some_and(|began| self.note_poll(method, began));
+        match polled {
+            Poll::Ready(ended) => {
+                if let Some(pending) = self.in_flight.remove(key) {
+                    self.service_ended(pending.id, method, ended);
+                }
+            }
+            Poll::Pending if slow => self.detach(key, method, slot),
+            Poll::Pending => {}
+        }
+    }
+
+    /// Moves a pending call whose polls are slow into a task of its own.
+    fn detach(&mut self, key: usize, method: u32, slot: u32) {
+        let (Some(Some(place)), Some(pending)) = (self.methods.get_mut(method as usize), self.in_flight.get_mut(key))
+        else {
+            return;
+        };
+        let task = place.detach(slot, pending.id, key);
+        let abort = self.tasks.spawn(task.future);
+        pending.place = Place::Task { abort, context: task.context };
+    }
+
+    pub(crate) fn task_ended(&mut self, end: TaskEnd) {
+        // A call that was cancelled or expired meanwhile is not there any more, and its key may be
+        // another's.
+        if self.in_flight.get_mut(end.parked).is_none_or(|pending| pending.id != end.id) {
+            return;
+        }
+        if let Some(pending) = self.in_flight.remove(end.parked) {
+            self.respond_task(&pending, end);
+        }
+    }
+
+    fn cancelled(&mut self, id: CallId) -> Result<(), Broken> {
+        if id > self.last_id {
+            let message = format!("call {id} was cancelled before it was opened");
+            return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
+        }
+        match self.in_flight.key_of(id) {
+            Some(key) => self.end_pending(key, None),
+            // It crossed the answer on the way.
+            None => self.ignore_frame(),
+        }
+        Ok(())
+    }
+
+    /// Ends a pending call wherever it is: its future is dropped, its context told. With a status
+    /// the caller is answered, without one nothing is owed.
+    pub(crate) fn end_pending(&mut self, key: usize, status: Option<&Status>) {
+        let Some(Pending { id, method, place, .. }) = self.in_flight.remove(key) else { return };
+        let (permit, executed) = match place {
+            Place::Slot(slot) => {
+                let Some(Some(place)) = self.methods.get_mut(method as usize) else { return };
+                let ended = place.cancel(slot);
+                if ended.panicked {
+                    self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+                }
+                (ended.permit, Executed::Maybe)
+            }
+            Place::Task { abort, context } => {
+                context.cancel();
+                abort.abort();
+                // The permit is the task's, until the task has ended.
+                (HeldPermit::default(), Executed::Maybe)
+            }
+            Place::Waiting(waiting) => (waiting.opening.permit.into(), Executed::Never),
+        };
+        if let Some(status) = status {
+            let handlers = self.pipeline.len();
+            self.respond(id, Some(method), handlers, Err(status.clone().with_executed(executed)), permit);
+        }
+    }
+}
+
+fn unexpected(frame: &Frame<'_>) -> Broken {
+    let kind = match frame {
+        Frame::Response(_) => "RESPONSE",
+        Frame::Cont { .. } => "CONT of a call that was not opened",
+        _ => "frame",
+    };
+    Broken::Refused(GoAwayReason::ProtocolError, format!("a client must not send this {kind}"))
+}
+
+/// The reason of a GOAWAY by which a user's handler closes a connection.
+const CLOSED_BY_HANDLER: u16 = 64;

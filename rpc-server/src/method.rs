@@ -1,0 +1,267 @@
+//! What a server can be asked: its methods by their ids.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::{BuildHasherDefault, Hasher},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+};
+
+use rpc_core::{Context, MethodId, Status};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    error::BuildError,
+    ready::Ready,
+    unary::{ConnMethod, Shape, Typed, Unary, Untouched},
+};
+
+/// What a service gives to a server: its methods, by name.
+///
+/// `#[sluicegate::service]` writes the implementation.
+pub trait Service {
+    /// The name on the wire, `package.Service`.
+    fn name(&self) -> &str;
+
+    /// Adds every method to the server.
+    fn register(self, methods: &mut ServiceMethods<'_>);
+}
+
+/// Where a [`Service`] puts its methods.
+pub struct ServiceMethods<'a> {
+    pub(crate) service: String,
+    pub(crate) methods: &'a mut Methods,
+}
+
+impl ServiceMethods<'_> {
+    /// Adds a method that takes the tuple `A` and returns `R`, both in the call's codec.
+    pub fn unary<A, R, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
+    where
+        A: DeserializeOwned + Send + 'static,
+        R: Serialize + Send + 'static,
+        F: Fn(&Context, A) -> Fut + Clone + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, Status>> + Send + 'static,
+    {
+        self.add::<Typed<A, R>, F, Fut>(name, options, handler);
+    }
+
+    /// Adds a method that takes and returns bytes, untouched by any codec.
+    pub fn unary_bytes<F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
+    where
+        F: Fn(&Context, bytes::Bytes) -> Fut + Clone + Send + Sync + 'static,
+        Fut: Future<Output = Result<bytes::Bytes, Status>> + Send + 'static,
+    {
+        self.add::<Untouched, F, Fut>(name, options, handler);
+    }
+
+    fn add<S, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
+    where
+        S: Shape,
+        F: Fn(&Context, S::Args) -> Fut + Clone + Send + Sync + 'static,
+        Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
+    {
+        let make = move |index, ready: &Arc<Ready>| -> Box<dyn ConnMethod> {
+            Box::new(Unary::<S, F, Fut>::new(handler.clone(), index, Arc::clone(ready)))
+        };
+        let info = MethodInfo {
+            id: MethodId::of(&self.service, name),
+            path: format!("{}/{name}", self.service),
+            untouched: S::UNTOUCHED,
+            spawn: AtomicBool::new(options.spawn),
+            slow_polls: AtomicU32::new(0),
+        };
+        self.methods.add(Method { info: Arc::new(info), make: Box::new(make) });
+    }
+}
+
+impl fmt::Debug for ServiceMethods<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceMethods").field("service", &self.service).finish_non_exhaustive()
+    }
+}
+
+/// How calls of one method are run.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct MethodOptions {
+    /// Run every call in a task of its own instead of polling it in its connection's task.
+    pub spawn: bool,
+}
+
+impl MethodOptions {
+    /// Whether every call runs in a task of its own; `#[rpc(spawn)]`.
+    #[must_use]
+    pub const fn spawn(mut self, spawn: bool) -> Self {
+        self.spawn = spawn;
+        self
+    }
+}
+
+/// One method of a server, as handlers see it.
+#[derive(Debug)]
+pub struct MethodInfo {
+    id: MethodId,
+    path: String,
+    untouched: bool,
+    spawn: AtomicBool,
+    slow_polls: AtomicU32,
+}
+
+impl MethodInfo {
+    /// The id on the wire.
+    pub fn id(&self) -> MethodId {
+        self.id
+    }
+
+    /// `package.Service/Method`.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether the method takes and returns bytes that no codec touches.
+    pub fn is_untouched(&self) -> bool {
+        self.untouched
+    }
+
+    /// Whether calls run in tasks of their own, by option or because their polls were slow.
+    pub fn is_spawned(&self) -> bool {
+        self.spawn.load(Ordering::Relaxed)
+    }
+
+    /// Notes how long a poll took. `true` when this one made the method run in tasks of its own.
+    pub(crate) fn note_poll(&self, slow: bool) -> bool {
+        if !slow {
+            self.slow_polls.store(0, Ordering::Relaxed);
+            return false;
+        }
+        // Several connections may count at once; the flag is set by one of them.
+        self.slow_polls.fetch_add(1, Ordering::Relaxed) + 1 >= SLOW_POLLS && !self.spawn.swap(true, Ordering::Relaxed)
+    }
+}
+
+/// So many slow polls on end make a method run in tasks of its own: one may be a page fault or a
+/// preempted thread, this many are the method.
+const SLOW_POLLS: u32 = 8;
+
+pub(crate) struct Method {
+    pub(crate) info: Arc<MethodInfo>,
+    pub(crate) make: MakeMethod,
+}
+
+type MakeMethod = Box<dyn Fn(u32, &Arc<Ready>) -> Box<dyn ConnMethod> + Send + Sync>;
+
+/// All methods of a server.
+#[derive(Default)]
+pub(crate) struct Methods {
+    methods: Vec<Method>,
+    by_id: HashMap<MethodId, u32, BuildHasherDefault<IdHasher>>,
+    collision: Option<(String, String)>,
+}
+
+impl Methods {
+    pub(crate) fn find(&self, id: MethodId) -> Option<u32> {
+        self.by_id.get(&id).copied()
+    }
+
+    pub(crate) fn get(&self, index: u32) -> &Method {
+        &self.methods[index as usize]
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.methods.len()
+    }
+
+    /// Whether every method has an id of its own.
+    pub(crate) fn check(&self) -> Result<(), BuildError> {
+        match &self.collision {
+            None => Ok(()),
+            Some((first, second)) => Err(BuildError::MethodCollision { first: first.clone(), second: second.clone() }),
+        }
+    }
+
+    fn add(&mut self, method: Method) {
+        let index = self.methods.len() as u32;
+        if let Some(other) = self.by_id.insert(method.info.id, index) {
+            let first = self.methods[other as usize].info.path.clone();
+            self.collision.get_or_insert((first, method.info.path.clone()));
+        }
+        self.methods.push(method);
+    }
+}
+
+impl fmt::Debug for Methods {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.methods.iter().map(|method| &method.info.path)).finish()
+    }
+}
+
+/// A hasher for ids that are numbers already: one multiplication spreads them.
+///
+/// A peer may choose ids that collide. What they are looked up in is bounded, so a collision costs
+/// it no more than a walk through that table.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        // The odd number nearest to 2^64 / golden ratio, as in Fibonacci hashing (Knuth, TAOCP 6.4).
+        self.0 = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn register(service: &str, names: &[&str]) -> Methods {
+        let mut methods = Methods::default();
+        let mut registry = ServiceMethods { service: service.to_owned(), methods: &mut methods };
+        for name in names {
+            registry.unary(name, MethodOptions::default(), |_: &Context, (): ()| async { Ok(()) });
+        }
+        methods
+    }
+
+    #[test]
+    fn methods_are_found_by_their_path() {
+        let methods = register("a.B", &["one", "two"]);
+        let found = methods.find(MethodId::of_path("a.B/two")).unwrap();
+        assert_eq!(methods.get(found).info.path(), "a.B/two");
+        assert_eq!(methods.find(MethodId::of_path("a.B/three")), None);
+    }
+
+    #[test]
+    fn two_methods_of_one_id_are_refused_by_name() {
+        let error = register("a.B", &["one", "one"]).check().unwrap_err();
+        assert_eq!(error.to_string(), "the methods a.B/one and a.B/one have the same id");
+    }
+
+    #[test]
+    fn only_slow_polls_on_end_move_a_method_into_tasks() {
+        let methods = register("a.B", &["one"]);
+        let info = &methods.get(0).info;
+        for _ in 0..SLOW_POLLS - 1 {
+            assert!(!info.note_poll(true));
+        }
+        info.note_poll(false);
+        for _ in 0..SLOW_POLLS - 1 {
+            assert!(!info.note_poll(true));
+        }
+        assert!(!info.is_spawned());
+        assert!(info.note_poll(true) && info.is_spawned());
+        assert!(!info.note_poll(true), "it is told once");
+    }
+}

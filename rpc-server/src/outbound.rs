@@ -1,0 +1,117 @@
+//! Responses on their way out: past the handlers, into the buffer, with the permits that wait for
+//! them.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::Ordering,
+};
+
+use rpc_codec::{OpenMessage, encode_refusal, encode_status};
+use rpc_core::{CallId, Metadata, Refusal, Status, limit::HeldPermit};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::{
+    connection::Connection,
+    in_flight::{Pending, Place},
+    pipeline::{Answer, CallInfo, Outbound},
+    server::CutCall,
+    unary::{Ended, Outbox, Outcome, TaskEnd, check_len},
+};
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+    /// Answers a call whose service has ended.
+    pub(crate) fn service_ended(&mut self, id: CallId, method: u32, ended: Ended) {
+        if ended.panicked {
+            self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+        }
+        let handlers = self.pipeline.len();
+        self.respond(id, Some(method), handlers, ended.outcome, ended.permit);
+    }
+
+    /// Answers a call that ran in a task of its own.
+    pub(crate) fn respond_task(&mut self, pending: &Pending, end: TaskEnd) {
+        let outcome = end.body.and_then(|body| {
+            let message = OpenMessage::response(&mut self.writer.out, &Metadata::new());
+            self.writer.out.extend_from_slice(&body);
+            check_len(message, &mut Outbox { out: &mut self.writer.out, bounds: self.bounds })
+        });
+        let ended = Ended { outcome, permit: end.permit, panicked: end.panicked };
+        self.service_ended(pending.id, pending.method, ended);
+    }
+
+    /// Turns a call away. Nothing is allocated, and no permit is held for it.
+    pub(crate) fn refuse(&mut self, id: CallId, method: Option<u32>, upto: usize, refusal: &Refusal) {
+        self.server.gauges.refused.count(refusal);
+        if upto > 0 {
+            let info = CallInfo { id, method: method.map(|index| &*self.server.methods.get(index).info) };
+            let mut response = Outbound::new(Answer::Refusal(refusal));
+            let pipeline = &mut self.pipeline;
+            if catch_unwind(AssertUnwindSafe(|| pipeline.outbound(upto, &info, &mut response))).is_err() {
+                self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        encode_refusal(&mut self.writer.out, id, refusal);
+    }
+
+    /// Passes an answer through the handlers before position `upto` and appends its frame. The
+    /// permit stays with it until its bytes have left.
+    pub(crate) fn respond(
+        &mut self,
+        id: CallId,
+        method: Option<u32>,
+        upto: usize,
+        outcome: Outcome,
+        permit: HeldPermit,
+    ) {
+        let (message, mut status) = match outcome {
+            Ok(message) => (Some(message), None),
+            Err(status) => (None, Some(status)),
+        };
+        let mut metadata = Metadata::new();
+        if self.pipeline.wants_answers() {
+            let answer = match (&message, status) {
+                (_, Some(status)) => Answer::Status(status),
+                (Some(message), None) => Answer::Reply(message.body(&self.writer.out)),
+                (None, None) => Answer::Reply(&[]),
+            };
+            let info = CallInfo { id, method: method.map(|index| &*self.server.methods.get(index).info) };
+            let mut response = Outbound::new(answer);
+            let pipeline = &mut self.pipeline;
+            let handled = catch_unwind(AssertUnwindSafe(|| pipeline.outbound(upto, &info, &mut response)));
+            (status, metadata) = response.into_parts();
+            if handled.is_err() {
+                self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+                status = Some(Status::internal("a handler panicked"));
+            }
+        }
+        let out = &mut self.writer.out;
+        let encoded = match (message, status) {
+            (Some(mut message), None) => {
+                if !metadata.is_empty() {
+                    message.insert_metadata(out, &metadata);
+                }
+                message.finish(out, id, self.bounds)
+            }
+            (message, status) => {
+                if let Some(message) = message {
+                    message.abandon(out);
+                }
+                let status = status.unwrap_or_else(|| Status::internal("the call has no answer"));
+                encode_status(out, id, &status, self.bounds.max_frame)
+            }
+        };
+        if let Err(error) = encoded {
+            let status = Status::internal(format!("the response does not fit: {error}"));
+            encode_status(out, id, &status, u32::MAX).expect("a short message fits");
+        }
+        self.writer.push(id, method, permit);
+    }
+
+    /// Notes a call that the server's shutdown cuts off.
+    pub(crate) fn note_cut(&mut self, key: usize) {
+        let Some(Pending { id, method, place, .. }) = self.in_flight.get_mut(key) else { return };
+        let started = !matches!(place, Place::Waiting(_));
+        let method = self.server.methods.get(*method).info.path().to_owned();
+        self.server.note_cut(CutCall { id: *id, method, connection: (*self.info).clone(), started });
+    }
+}

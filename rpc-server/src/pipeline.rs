@@ -1,0 +1,324 @@
+//! The ordered list of handlers that every call of a connection passes: inbound first to last,
+//! outbound last to first.
+
+use std::{fmt, pin::Pin};
+
+use rpc_core::{CallId, ConnectionInfo, Metadata, Refusal, Status};
+
+use crate::{call::Call, method::MethodInfo};
+
+/// A stage of a connection's pipeline.
+///
+/// One is made for every connection and holds that connection's state; what connections share is an
+/// `Arc` it was given. It runs in the connection's loop, so it must not block. What it decides it
+/// returns; the connection acts.
+///
+/// ```
+/// use sluicegate::server::{Call, Decision, Handler};
+/// use sluicegate::Status;
+///
+/// /// Turns away who does not know the word.
+/// struct Password;
+///
+/// impl Handler for Password {
+///     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
+///         match call.metadata().get_str("password") {
+///             Some("mellon") => Decision::Pass,
+///             _ => Decision::Answer(Status::unauthenticated("speak, friend, and enter")),
+///         }
+///     }
+/// }
+/// ```
+pub trait Handler: Send {
+    /// What the handler wants to see; asked once, when it is added. What it does not want costs
+    /// nothing. Everything by default.
+    fn interest() -> Interest
+    where
+        Self: Sized,
+    {
+        Interest::ALL
+    }
+
+    /// The connection's handshake is done.
+    fn connected(&mut self, connection: &ConnectionInfo) {
+        let _ = connection;
+    }
+
+    /// A call on its way in. Its body has not been decoded.
+    fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
+        let _ = call;
+        Decision::Pass
+    }
+
+    /// A response on its way out, whoever made it: the service, a handler further in, or the
+    /// connection for an expired call. Handlers before the one that refused a call see the refusal.
+    fn outbound(&mut self, call: &CallInfo<'_>, response: &mut Outbound<'_>) {
+        let _ = (call, response);
+    }
+
+    /// The bytes of a response have left; the call's permit is given back right after.
+    fn written(&mut self, call: &CallInfo<'_>) {
+        let _ = call;
+    }
+
+    /// The connection is gone, and every call of it has ended.
+    fn closed(&mut self) {}
+}
+
+/// What a handler wants to see, besides calls on their way in; see [`Handler::interest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Interest {
+    /// Responses other than refusals on their way out.
+    pub answers: bool,
+    /// Refusals on their way out.
+    pub refusals: bool,
+    /// Responses that have been written.
+    pub written: bool,
+}
+
+impl Interest {
+    /// Everything.
+    pub const ALL: Self = Self { answers: true, refusals: true, written: true };
+    /// Calls on their way in, and nothing else.
+    pub const INBOUND: Self = Self { answers: false, refusals: false, written: false };
+    /// Calls on their way in, and refusals.
+    pub const REFUSALS: Self = Self { refusals: true, ..Self::INBOUND };
+
+    const fn or(self, other: Self) -> Self {
+        Self {
+            answers: self.answers || other.answers,
+            refusals: self.refusals || other.refusals,
+            written: self.written || other.written,
+        }
+    }
+}
+
+/// What a handler decides about a call on its way in.
+#[non_exhaustive]
+pub enum Decision {
+    /// On to the next handler.
+    Pass,
+    /// Turned away for a reason of the framework's, at no cost.
+    Refuse(Refusal),
+    /// Answered here; the service is not called.
+    Answer(Status),
+    /// The call stops here until the future has decided, while later calls go on. It resumes
+    /// behind this handler. Its deadline and its caller's cancellation end the wait and drop the
+    /// future.
+    Wait(Pin<Box<dyn Future<Output = Self> + Send>>),
+    /// The connection is closed with this message for the peer; calls in flight are cancelled.
+    Close(String),
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pass => f.write_str("Pass"),
+            Self::Refuse(refusal) => f.debug_tuple("Refuse").field(refusal).finish(),
+            Self::Answer(status) => f.debug_tuple("Answer").field(status).finish(),
+            Self::Wait(_) => f.write_str("Wait"),
+            Self::Close(message) => f.debug_tuple("Close").field(message).finish(),
+        }
+    }
+}
+
+/// A call whose response is on its way out.
+#[derive(Clone, Copy, Debug)]
+pub struct CallInfo<'a> {
+    /// The id on its connection.
+    pub id: CallId,
+    /// The method, if the server has it.
+    pub method: Option<&'a MethodInfo>,
+}
+
+/// A response on its way out.
+#[derive(Debug)]
+pub struct Outbound<'a> {
+    answer: Answer<'a>,
+    metadata: Metadata,
+}
+
+/// What a response says.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Answer<'a> {
+    /// The service's reply, as it was encoded.
+    Reply(&'a [u8]),
+    /// A refusal; it is sent as it is.
+    Refusal(&'a Refusal),
+    /// A status.
+    Status(Status),
+}
+
+impl<'a> Outbound<'a> {
+    pub(crate) fn new(answer: Answer<'a>) -> Self {
+        Self { answer, metadata: Metadata::new() }
+    }
+
+    /// What the response says.
+    pub fn answer(&self) -> &Answer<'a> {
+        &self.answer
+    }
+
+    /// Says `status` instead of what the response said. A refusal stays a refusal.
+    pub fn replace(&mut self, status: Status) {
+        if !matches!(self.answer, Answer::Refusal(_)) {
+            self.answer = Answer::Status(status);
+        }
+    }
+
+    /// The metadata that travels beside a reply. Metadata of a status is the status's own.
+    pub fn metadata_mut(&mut self) -> &mut Metadata {
+        &mut self.metadata
+    }
+
+    pub(crate) fn into_parts(self) -> (Option<Status>, Metadata) {
+        match self.answer {
+            Answer::Status(status) => (Some(status), self.metadata),
+            Answer::Reply(_) | Answer::Refusal(_) => (None, self.metadata),
+        }
+    }
+}
+
+/// The handlers of one connection, in order, by name.
+#[derive(Default)]
+pub struct Pipeline {
+    handlers: Vec<Named>,
+    /// What any of them wants to see.
+    interest: Option<Interest>,
+}
+
+struct Named {
+    name: &'static str,
+    interest: Interest,
+    handler: Box<dyn Handler>,
+}
+
+impl Pipeline {
+    /// A pipeline without handlers.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a handler in front of all others.
+    pub fn add_first(&mut self, name: &'static str, handler: impl Handler + 'static) -> &mut Self {
+        self.insert(0, name, handler)
+    }
+
+    /// Adds a handler behind all others.
+    pub fn add_last(&mut self, name: &'static str, handler: impl Handler + 'static) -> &mut Self {
+        self.insert(self.handlers.len(), name, handler)
+    }
+
+    /// Adds a handler before the one named `other`.
+    ///
+    /// # Panics
+    ///
+    /// There is no handler of that name.
+    pub fn add_before(&mut self, other: &str, name: &'static str, handler: impl Handler + 'static) -> &mut Self {
+        self.insert(self.position(other), name, handler)
+    }
+
+    /// Adds a handler behind the one named `other`.
+    ///
+    /// # Panics
+    ///
+    /// There is no handler of that name.
+    pub fn add_after(&mut self, other: &str, name: &'static str, handler: impl Handler + 'static) -> &mut Self {
+        self.insert(self.position(other) + 1, name, handler)
+    }
+
+    /// Takes the handler named `name` out; whether there was one.
+    pub fn remove(&mut self, name: &str) -> bool {
+        let before = self.handlers.len();
+        self.handlers.retain(|named| named.name != name);
+        self.interest = self.handlers.iter().map(|named| named.interest).reduce(Interest::or);
+        self.handlers.len() < before
+    }
+
+    /// The names in order.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.handlers.iter().map(|named| named.name)
+    }
+
+    /// Tells every handler that the connection is open.
+    pub fn connected(&mut self, connection: &ConnectionInfo) {
+        self.handlers.iter_mut().for_each(|named| named.handler.connected(connection));
+    }
+
+    /// Passes `call` through the handlers from position `from` on. Stops at the first that does not
+    /// let it pass, and says where.
+    pub fn inbound(&mut self, from: usize, call: &mut Call<'_>) -> (usize, Decision) {
+        for (at, named) in self.handlers.iter_mut().enumerate().skip(from) {
+            match named.handler.inbound(call) {
+                Decision::Pass => {}
+                decision => return (at, decision),
+            }
+        }
+        (self.handlers.len(), Decision::Pass)
+    }
+
+    /// Whether any handler wants to see responses other than refusals.
+    pub fn wants_answers(&self) -> bool {
+        self.interest.is_some_and(|interest| interest.answers)
+    }
+
+    /// Whether any handler wants to see what has been written.
+    pub fn wants_written(&self) -> bool {
+        self.interest.is_some_and(|interest| interest.written)
+    }
+
+    /// Passes a response through the handlers before position `upto`, last to first.
+    pub fn outbound(&mut self, upto: usize, call: &CallInfo<'_>, response: &mut Outbound<'_>) {
+        for named in self.handlers[..upto].iter_mut().rev() {
+            let refused = matches!(response.answer, Answer::Refusal(_));
+            if if refused { named.interest.refusals } else { named.interest.answers } {
+                named.handler.outbound(call, response);
+            }
+        }
+    }
+
+    /// Tells the handlers, last to first, that a response has been written.
+    pub fn written(&mut self, call: &CallInfo<'_>) {
+        for named in self.handlers.iter_mut().rev().filter(|named| named.interest.written) {
+            named.handler.written(call);
+        }
+    }
+
+    /// Tells the handlers, last to first, that the connection is gone.
+    pub fn closed(&mut self) {
+        for named in self.handlers.iter_mut().rev() {
+            named.handler.closed();
+        }
+    }
+
+    /// The number of handlers.
+    pub fn len(&self) -> usize {
+        self.handlers.len()
+    }
+
+    /// Whether there are no handlers.
+    pub fn is_empty(&self) -> bool {
+        self.handlers.is_empty()
+    }
+
+    fn insert<H: Handler + 'static>(&mut self, at: usize, name: &'static str, handler: H) -> &mut Self {
+        assert!(!self.names().any(|known| known == name), "the pipeline has a handler named {name}");
+        let interest = H::interest();
+        self.interest = Some(self.interest.map_or(interest, |known| known.or(interest)));
+        self.handlers.insert(at, Named { name, interest, handler: Box::new(handler) });
+        self
+    }
+
+    fn position(&self, name: &str) -> usize {
+        let found = self.names().position(|known| known == name);
+        found.unwrap_or_else(|| panic!("the pipeline has no handler named {name}"))
+    }
+}
+
+impl fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}

@@ -1,0 +1,39 @@
+//! Buffers that the connections of a thread share, so that an idle connection has none.
+
+use std::cell::Cell;
+
+/// Runs `read` with the thread's read buffer. Taken out while in use, so that a nested use gets one
+/// of its own.
+pub(crate) fn with_read_buffer<R>(read: impl FnOnce(&mut [u8]) -> R) -> R {
+    let mut buffer = READ.take();
+    if buffer.is_empty() {
+        buffer = vec![0; READ_LEN];
+    }
+    let result = read(&mut buffer);
+    READ.set(buffer);
+    result
+}
+
+/// Gives `out` the thread's write buffer if it has none.
+pub(crate) fn lend_out(out: &mut Vec<u8>) {
+    if out.capacity() == 0 {
+        *out = WRITE.take();
+    }
+}
+
+/// Takes an empty write buffer back for the thread's next connection.
+pub(crate) fn take_back(out: &mut Vec<u8>) {
+    let mut buffer = std::mem::take(out);
+    buffer.clear();
+    if buffer.capacity() <= MAX_KEPT_LEN {
+        WRITE.set(buffer);
+    }
+}
+
+thread_local! {
+    static READ: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    static WRITE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+const READ_LEN: usize = 64 * 1024;
+const MAX_KEPT_LEN: usize = 256 * 1024;

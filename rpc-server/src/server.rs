@@ -1,0 +1,452 @@
+//! The server: binds, accepts, hands each socket to a connection, and drains.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU8, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use dashmap::DashMap;
+use futures::future::{Either, select};
+use rpc_codec::{GoAwayReason, Hello};
+use rpc_core::{
+    CallId, ConnectionId, ConnectionInfo,
+    limit::{ConcurrencyError, ConcurrencyLimit, ConcurrencyPermit, Rate, RateError, RateLimit},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, ToSocketAddrs},
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    clock::Reading,
+    config::Config,
+    connection::Connection,
+    error::{BindError, BuildError},
+    gauges::{CONNECTION, CONNECTION_RATE, GLOBAL_RATE, Gauges, Snapshot},
+    handlers::{ConcurrencyHandler, DeadlineHandler, RateHandler},
+    method::Methods,
+    pipeline::Pipeline,
+    ready::Ready,
+};
+
+/// A server: services, limits, and the pipeline that each connection gets.
+///
+/// It has no socket of its own. [`Server::bind`] and [`Server::listen`] give it one, and
+/// [`Server::serve_connection`] serves any transport. Clones are the same server.
+#[derive(Clone, Debug)]
+pub struct Server {
+    core: Arc<ServerCore>,
+}
+
+impl Server {
+    pub(crate) fn new(core: ServerCore) -> Self {
+        Self { core: Arc::new(core) }
+    }
+
+    /// Listens on `address`.
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be resolved or bound.
+    pub async fn bind(&self, address: impl ToSocketAddrs + fmt::Display) -> Result<BoundServer, BindError> {
+        let text = address.to_string();
+        let error = |source| BindError { address: text.clone(), source };
+        let listener = TcpListener::bind(address).await.map_err(error)?;
+        self.listen(listener).map_err(error)
+    }
+
+    /// Serves on a listener that exists already.
+    ///
+    /// # Errors
+    ///
+    /// The listener does not know its address.
+    pub fn listen(&self, listener: TcpListener) -> io::Result<BoundServer> {
+        let local_addr = listener.local_addr()?;
+        Ok(BoundServer { server: self.clone(), listener, local_addr })
+    }
+
+    /// Serves one connection until it is gone and all of its calls have ended.
+    ///
+    /// The transport may be anything: a socket, a TLS stream, a pipe in memory. It counts as a
+    /// connection of this server, and ends with it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the transport and cancels its calls.
+    pub async fn serve_connection<T>(&self, transport: T, peer: Option<SocketAddr>)
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let token = self.core.tracker.token();
+        match self.core.gauges.connections.try_acquire() {
+            Ok(permit) => self.core.run(transport, peer, permit).await,
+            Err(_) => self.core.turn_away(transport, peer).await,
+        }
+        drop(token);
+    }
+
+    /// A handle to watch and to stop the server.
+    pub fn handle(&self) -> ServerHandle {
+        ServerHandle { core: Arc::clone(&self.core) }
+    }
+}
+
+/// A server with a listening socket; [`BoundServer::serve`] runs it.
+#[derive(Debug)]
+pub struct BoundServer {
+    server: Server,
+    listener: TcpListener,
+    local_addr: SocketAddr,
+}
+
+impl BoundServer {
+    /// The address it listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// A handle to watch and to stop the server.
+    pub fn handle(&self) -> ServerHandle {
+        self.server.handle()
+    }
+
+    /// Accepts and serves connections until [`ServerHandle::shutdown`], then drains: no connection
+    /// is accepted any more, calls that run may finish within the grace period, the rest is cut off.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes the listener. Connections go on until the runtime ends.
+    pub async fn serve(self) -> Drained {
+        let core = self.server.core;
+        core.leaving.run_until_cancelled(accept_loop(&core, &self.listener)).await;
+        // Closed before anything is waited for: whoever connects from now on shall go elsewhere.
+        drop(self.listener);
+        core.drain().await
+    }
+
+    /// As [`BoundServer::serve`], but shuts down when `signal` is ready, too.
+    pub async fn serve_until(self, signal: impl Future<Output = ()>) -> Drained {
+        let handle = self.handle();
+        let serve = std::pin::pin!(self.serve());
+        match select(serve, std::pin::pin!(signal)).await {
+            Either::Left((drained, _)) => drained,
+            Either::Right(((), serve)) => {
+                handle.shutdown();
+                serve.await
+            }
+        }
+    }
+}
+
+/// Watches, changes and stops a server. Clones are handles to the same server.
+#[derive(Clone, Debug)]
+pub struct ServerHandle {
+    core: Arc<ServerCore>,
+}
+
+impl ServerHandle {
+    /// Begins to shut down: new calls are turned away, running ones may finish. To say it again is
+    /// harmless.
+    pub fn shutdown(&self) {
+        self.core.begin_drain();
+    }
+
+    /// Shuts down and waits until every connection is gone, the grace period included.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the server draining, without an end to the grace period.
+    pub async fn drain(&self) -> Drained {
+        self.core.drain().await
+    }
+
+    /// The server's figures at this moment.
+    pub fn snapshot(&self) -> Snapshot {
+        self.core.gauges.snapshot()
+    }
+
+    /// Sets the limit of calls in flight in the whole server. It may lie below what is in flight;
+    /// it then holds as soon as enough calls have ended. `None` is no limit.
+    ///
+    /// # Errors
+    ///
+    /// The limit is zero.
+    pub fn set_max_concurrent_calls(&self, max: Option<u64>) -> Result<(), ConcurrencyError> {
+        self.core.gauges.calls.set_max(max)
+    }
+
+    /// Sets the rate of the whole server. What the bucket owes stays owed.
+    ///
+    /// # Errors
+    ///
+    /// The rate cannot be; or the server was built without a rate limit.
+    pub fn set_rate(&self, rate: Rate) -> Result<(), SetRateError> {
+        let limit = self.core.global_rate.as_ref().ok_or(SetRateError::NoRateLimit)?;
+        Ok(limit.reconfigure(rate, Reading::now().ticks)?)
+    }
+}
+
+/// The server's rate cannot be changed like that.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetRateError {
+    /// The rate cannot be.
+    #[error("the rate cannot be")]
+    Rate(#[from] RateError),
+    /// The pipelines of open connections have no handler for it.
+    #[error("the server was built without a rate limit")]
+    NoRateLimit,
+}
+
+/// How a shutdown went.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Drained {
+    /// Calls that did not finish within the grace period.
+    pub cut: Vec<CutCall>,
+    /// Connections that did not even end after that, such as one whose service blocks its thread.
+    pub stuck_connections: u64,
+}
+
+/// A call that the shutdown cut off.
+#[derive(Clone, Debug)]
+pub struct CutCall {
+    /// The call.
+    pub id: CallId,
+    /// The path of its method.
+    pub method: String,
+    /// The connection it came by.
+    pub connection: ConnectionInfo,
+    /// Whether its service had been called.
+    pub started: bool,
+}
+
+/// What a server is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Phase {
+    Serving = 0,
+    /// Finishing what was accepted.
+    Draining = 1,
+    /// Cutting off what is left.
+    Stopping = 2,
+}
+
+/// What the user changes about the pipeline of each new connection.
+pub(crate) type Initializer = Box<dyn Fn(&mut Pipeline, &ConnectionInfo) + Send + Sync>;
+
+/// What the connections of a server share.
+pub(crate) struct ServerCore {
+    pub(crate) config: Config,
+    pub(crate) methods: Methods,
+    pub(crate) gauges: Gauges,
+    global_rate: Option<Arc<RateLimit>>,
+    initializer: Option<Initializer>,
+    phase: AtomicU8,
+    leaving: CancellationToken,
+    tracker: TaskTracker,
+    /// For waking every connection when the phase changes.
+    connections: DashMap<ConnectionId, Arc<Ready>>,
+    next_connection: AtomicU64,
+    /// Connections that are being told that there are too many.
+    turned_away: Arc<ConcurrencyLimit>,
+    cut: Mutex<Vec<CutCall>>,
+}
+
+impl ServerCore {
+    pub(crate) fn new(config: Config, methods: Methods, initializer: Option<Initializer>) -> Result<Self, BuildError> {
+        config.check()?;
+        methods.check()?;
+        let concurrency =
+            |limit, max| ConcurrencyLimit::new(limit, max).map_err(|source| BuildError::Concurrency { limit, source });
+        let rate = |limit, rate: Option<Rate>| {
+            rate.map(|rate| RateLimit::new(limit, rate))
+                .transpose()
+                .map_err(|source| BuildError::Rate { limit, source })
+        };
+        // Connections make theirs of the same settings; they must not fail then.
+        rate(CONNECTION_RATE, config.rate_per_connection)?;
+        let calls = concurrency(crate::gauges::GLOBAL, config.max_concurrent_calls)?;
+        let connections = concurrency("connections", Some(config.max_connections))?;
+        Ok(Self {
+            global_rate: rate(GLOBAL_RATE, config.rate)?.map(Arc::new),
+            gauges: Gauges::new(calls, connections),
+            methods,
+            initializer,
+            phase: AtomicU8::new(Phase::Serving as u8),
+            leaving: CancellationToken::new(),
+            tracker: TaskTracker::new(),
+            connections: DashMap::new(),
+            next_connection: AtomicU64::new(1),
+            turned_away: concurrency("turned away", Some(MAX_TURNED_AWAY))?,
+            cut: Mutex::new(Vec::new()),
+            config,
+        })
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Serving,
+            1 => Phase::Draining,
+            _ => Phase::Stopping,
+        }
+    }
+
+    pub(crate) fn note_cut(&self, call: CutCall) {
+        self.cut.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+    }
+
+    /// The default pipeline: cheapest first, narrow to wide. Then the user's changes to it.
+    pub(crate) fn build_pipeline(&self, pipeline: &mut Pipeline, connection: &ConnectionInfo) {
+        let config = &self.config;
+        pipeline.add_last("deadline", DeadlineHandler::new());
+        if let Some(rate) = config.rate_per_connection {
+            let limit = RateLimit::new(CONNECTION_RATE, rate).expect("checked when the server was built");
+            pipeline.add_last("connection rate", RateHandler::new(Arc::new(limit)));
+        }
+        if let Some(limit) = &self.global_rate {
+            pipeline.add_last("global rate", RateHandler::new(Arc::clone(limit)));
+        }
+        let max = Some(config.max_concurrent_calls_per_connection);
+        let of_connection = ConcurrencyLimit::within(Arc::clone(&self.gauges.calls), CONNECTION, max)
+            .expect("checked when the server was built");
+        pipeline.add_last("concurrency", ConcurrencyHandler::new(of_connection, config.concurrency_retry_delay));
+        if let Some(initializer) = &self.initializer {
+            initializer(pipeline, connection);
+        }
+    }
+
+    pub(crate) fn hello(&self, config: &Config) -> Hello {
+        let mut hello = Hello::default();
+        hello.max_frame = config.max_frame;
+        hello.max_message = config.max_message.min(config.max_frame);
+        hello.advised_calls = u32::try_from(config.max_concurrent_calls_per_connection).unwrap_or(u32::MAX);
+        hello.codecs = config.codecs;
+        hello
+    }
+
+    async fn run<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>, permit: ConcurrencyPermit)
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let id = ConnectionId::new(self.next_connection.fetch_add(1, Ordering::Relaxed));
+        let ready = Arc::new(Ready::default());
+        let registered = Registered::new(self, id, &ready);
+        Connection::new(transport, Arc::clone(self), ConnectionInfo { id, peer }, ready).run().await;
+        drop(registered);
+        drop(permit);
+    }
+
+    /// Tells a peer that there are too many connections; not even that, if there are far too many.
+    async fn turn_away<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>)
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let Ok(_permit) = self.turned_away.try_acquire() else { return };
+        let id = ConnectionId::new(self.next_connection.fetch_add(1, Ordering::Relaxed));
+        let mut connection = Connection::new(transport, Arc::clone(self), ConnectionInfo { id, peer }, Arc::default());
+        connection.turn_away(GoAwayReason::TooManyConnections, "the server has as many connections as it takes");
+        connection.run().await;
+    }
+
+    fn enter_phase(&self, phase: Phase) {
+        self.phase.fetch_max(phase as u8, Ordering::AcqRel);
+        for connection in &self.connections {
+            connection.value().wake_connection();
+        }
+    }
+
+    fn begin_drain(&self) {
+        self.enter_phase(Phase::Draining);
+        self.leaving.cancel();
+        self.tracker.close();
+    }
+
+    async fn drain(self: &Arc<Self>) -> Drained {
+        self.begin_drain();
+        if timeout(self.config.drain_grace, self.tracker.wait()).await.is_err() {
+            self.enter_phase(Phase::Stopping);
+            let _ = timeout(STOP_TIME, self.tracker.wait()).await;
+        }
+        let cut = std::mem::take(&mut *self.cut.lock().unwrap_or_else(PoisonError::into_inner));
+        Drained { cut, stuck_connections: self.tracker.len() as u64 }
+    }
+}
+
+impl fmt::Debug for ServerCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerCore")
+            .field("config", &self.config)
+            .field("methods", &self.methods)
+            .field("phase", &self.phase())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A connection in the list of those to wake; leaves it when dropped.
+struct Registered<'a> {
+    core: &'a ServerCore,
+    id: ConnectionId,
+}
+
+impl<'a> Registered<'a> {
+    fn new(core: &'a ServerCore, id: ConnectionId, ready: &Arc<Ready>) -> Self {
+        core.connections.insert(id, Arc::clone(ready));
+        Self { core, id }
+    }
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        self.core.connections.remove(&self.id);
+    }
+}
+
+/// Accepts for ever: no error of one socket, nor a lack of descriptors, ends it or makes it spin.
+async fn accept_loop(core: &Arc<ServerCore>, listener: &TcpListener) {
+    let mut pause = MIN_ACCEPT_PAUSE;
+    loop {
+        match listener.accept().await {
+            Ok((socket, peer)) => {
+                pause = MIN_ACCEPT_PAUSE;
+                accept(core, socket, peer);
+            }
+            // The peer was gone before we got to it; the next one may be fine.
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!(%error, ?pause, "cannot accept");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(MAX_ACCEPT_PAUSE);
+            }
+        }
+    }
+}
+
+fn accept(core: &Arc<ServerCore>, socket: TcpStream, peer: SocketAddr) {
+    // Responses are gathered here; the kernel must not hold them back once more.
+    if let Err(error) = socket.set_nodelay(true) {
+        tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
+    }
+    let server = Server { core: Arc::clone(core) };
+    let serve = async move { server.serve_connection(socket, Some(peer)).await };
+    core.tracker.spawn(serve);
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+const MIN_ACCEPT_PAUSE: Duration = Duration::from_millis(5);
+const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// How long connections get to say goodbye when the grace period is over.
+const STOP_TIME: Duration = Duration::from_secs(3);
+/// Peers that are being told that there are too many of them.
+const MAX_TURNED_AWAY: u64 = 64;

@@ -1,0 +1,429 @@
+//! The unary methods of one connection: their futures in pooled slots, polled in place.
+
+use std::{
+    any::Any,
+    fmt,
+    marker::PhantomData,
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+    task::{Context as TaskContext, Poll, Waker},
+};
+
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use rpc_codec::{CodecId, EncodeError, OpenMessage, PayloadError, SendBounds};
+use rpc_core::{CallId, ConnectionInfo, Context, Executed, Metadata, Status, limit::HeldPermit};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    call::{Claim, Opening},
+    ready::{Key, Ready, SlotWaker},
+};
+
+/// One method on one connection. The method is behind `dyn`, its futures are not: a call that is
+/// ready at once boxes nothing.
+pub(crate) trait ConnMethod: Send {
+    /// Decodes the arguments, makes the future and polls it once.
+    fn start(&mut self, call: Starting<'_>, out: &mut Outbox<'_>) -> Started;
+
+    /// As `start`, but gives the future back to be run in a task of its own.
+    fn spawn(&mut self, call: Starting<'_>) -> Result<Task, Ended>;
+
+    /// Polls a pending call again. `None` if the slot has no tenant, after a late wake-up.
+    fn poll(&mut self, slot: u32, out: &mut Outbox<'_>) -> Option<(usize, Poll<Ended>)>;
+
+    /// Drops the future of a pending call, and tells its context that nobody waits.
+    fn cancel(&mut self, slot: u32) -> Ended;
+
+    /// Takes a pending call out of its slot, to be run in a task of its own.
+    fn detach(&mut self, slot: u32, id: CallId, parked: usize) -> Task;
+}
+
+/// An admitted call, its service still to be called.
+#[derive(Debug)]
+pub(crate) struct Starting<'a> {
+    pub(crate) opening: Opening,
+    pub(crate) body: &'a [u8],
+    pub(crate) connection: &'a Arc<ConnectionInfo>,
+    /// Where the connection will keep the call if it is pending.
+    pub(crate) parked: usize,
+}
+
+/// Where responses are encoded, and how long they may be.
+#[derive(Debug)]
+pub(crate) struct Outbox<'a> {
+    pub(crate) out: &'a mut Vec<u8>,
+    pub(crate) bounds: SendBounds,
+}
+
+/// What the first poll came to.
+#[derive(Debug)]
+pub(crate) enum Started {
+    Ended(Ended),
+    /// The future waits in this slot.
+    Parked(u32),
+}
+
+/// The end of a call's service: what to answer, and the permit that travels with the answer.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) outcome: Outcome,
+    pub(crate) permit: HeldPermit,
+    pub(crate) panicked: bool,
+}
+
+/// A body encoded into the outbox behind an open head, or a status.
+pub(crate) type Outcome = Result<OpenMessage, Status>;
+
+/// A call to be run in a task of its own, and the context by which it is told that nobody waits.
+pub(crate) struct Task {
+    pub(crate) future: BoxFuture<'static, TaskEnd>,
+    pub(crate) context: Context,
+}
+
+/// The end of a call that ran in a task of its own; its body is still to be put behind a head.
+#[derive(Debug)]
+pub(crate) struct TaskEnd {
+    pub(crate) parked: usize,
+    pub(crate) id: CallId,
+    pub(crate) body: Result<Vec<u8>, Status>,
+    pub(crate) permit: HeldPermit,
+    pub(crate) panicked: bool,
+}
+
+/// How arguments and replies of a method stand on the wire.
+pub(crate) trait Shape: Send + 'static {
+    type Args: Send + 'static;
+    type Reply: Send + 'static;
+
+    const UNTOUCHED: bool;
+
+    fn decode(codec: CodecId, body: &[u8]) -> Result<Self::Args, PayloadError>;
+    fn encode(codec: CodecId, reply: &Self::Reply, out: &mut Vec<u8>) -> Result<(), PayloadError>;
+}
+
+/// Both in the codec of the call, arguments as a tuple.
+#[derive(Debug)]
+pub(crate) struct Typed<A, R>(PhantomData<fn(A) -> R>);
+
+impl<A, R> Shape for Typed<A, R>
+where
+    A: DeserializeOwned + Send + 'static,
+    R: Serialize + Send + 'static,
+{
+    type Args = A;
+    type Reply = R;
+
+    const UNTOUCHED: bool = false;
+
+    fn decode(codec: CodecId, body: &[u8]) -> Result<A, PayloadError> {
+        codec.decode(body)
+    }
+
+    fn encode(codec: CodecId, reply: &R, out: &mut Vec<u8>) -> Result<(), PayloadError> {
+        codec.encode(reply, out)
+    }
+}
+
+/// Bytes that no codec touches.
+#[derive(Debug)]
+pub(crate) struct Untouched;
+
+impl Shape for Untouched {
+    type Args = Bytes;
+    type Reply = Bytes;
+
+    const UNTOUCHED: bool = true;
+
+    fn decode(_: CodecId, body: &[u8]) -> Result<Bytes, PayloadError> {
+        Ok(Bytes::copy_from_slice(body))
+    }
+
+    fn encode(_: CodecId, reply: &Bytes, out: &mut Vec<u8>) -> Result<(), PayloadError> {
+        out.extend_from_slice(reply);
+        Ok(())
+    }
+}
+
+/// A method whose futures are of one type: `Fut`, made by `F`.
+pub(crate) struct Unary<S, F, Fut> {
+    handler: F,
+    index: u32,
+    ready: Arc<Ready>,
+    slots: Vec<Slot<Fut>>,
+    free: Vec<u32>,
+    shape: PhantomData<fn() -> S>,
+}
+
+/// The pooled home of one call: future, context and waker are used again by the next tenant.
+struct Slot<Fut> {
+    future: Pin<Box<Option<Fut>>>,
+    claim: Option<Claim>,
+    /// The context of the last tenant, for the next.
+    context: Option<Context>,
+    codec: CodecId,
+    parked: usize,
+    slot_waker: Arc<SlotWaker>,
+    waker: Waker,
+}
+
+impl<S, F, Fut> Unary<S, F, Fut>
+where
+    S: Shape,
+    F: Fn(&Context, S::Args) -> Fut + Send,
+    Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
+{
+    pub(crate) fn new(handler: F, index: u32, ready: Arc<Ready>) -> Self {
+        Self { handler, index, ready, slots: Vec::new(), free: Vec::new(), shape: PhantomData }
+    }
+
+    fn free_slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            let slot = self.slots.len() as u32;
+            let slot_waker = SlotWaker::new(&self.ready, Key::Slot { method: self.index, slot });
+            self.slots.push(Slot {
+                future: Box::pin(None),
+                claim: None,
+                context: None,
+                codec: CodecId::BYTES,
+                parked: 0,
+                waker: Arc::clone(&slot_waker).into(),
+                slot_waker,
+            });
+            slot
+        })
+    }
+
+    /// Decodes the arguments and makes the future, in the slot's context.
+    fn prepare(handler: &F, context: &Context, codec: CodecId, body: &[u8]) -> Result<Fut, Status> {
+        let args = S::decode(codec, body).map_err(|error| {
+            Status::invalid_argument(format!("the arguments cannot be decoded: {error}")).with_executed(Executed::Never)
+        })?;
+        Ok(handler(context, args))
+    }
+
+    fn end(&mut self, slot: u32, outcome: Outcome, panicked: bool) -> Ended {
+        let tenant = &mut self.slots[slot as usize];
+        let mut permit = HeldPermit::default();
+        if let Some(mut claim) = tenant.claim.take() {
+            permit = claim.settle();
+            tenant.context = claim.context.take();
+        }
+        self.free.push(slot);
+        Ended { outcome, permit, panicked }
+    }
+}
+
+impl<Fut: Future> Slot<Fut> {
+    /// Polls the future in its context, and puts what it answers into the outbox.
+    fn poll<S>(&mut self, out: &mut Outbox<'_>) -> Poll<Outcome>
+    where
+        S: Shape,
+        Fut: Future<Output = Result<S::Reply, Status>>,
+    {
+        let Some(future) = self.future.as_mut().as_pin_mut() else {
+            return Poll::Ready(Err(Status::internal("the call has no future")));
+        };
+        let claim = self.claim.as_mut().expect("a tenant has a claim");
+        self.slot_waker.unlist();
+        let polled = {
+            let _entered = Context::enter(&mut claim.context);
+            future.poll(&mut TaskContext::from_waker(&self.waker))
+        };
+        let outcome = match polled {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Err(status)) => Err(status),
+            Poll::Ready(Ok(reply)) => encode::<S>(self.codec, &reply, out),
+        };
+        self.future.as_mut().set(None);
+        Poll::Ready(outcome)
+    }
+
+    /// Drops the future, on its own, so that a panic in it does not meet the next tenant.
+    fn clear(&mut self) -> bool {
+        catch_unwind(AssertUnwindSafe(|| self.future.as_mut().set(None))).is_err()
+    }
+}
+
+impl<S, F, Fut> ConnMethod for Unary<S, F, Fut>
+where
+    S: Shape,
+    F: Fn(&Context, S::Args) -> Fut + Send,
+    Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
+{
+    fn start(&mut self, call: Starting<'_>, out: &mut Outbox<'_>) -> Started {
+        let mark = out.out.len();
+        let slot = self.free_slot();
+        let tenant = &mut self.slots[slot as usize];
+        let Starting { opening, body, connection, parked } = call;
+        let codec = opening.codec;
+        tenant.claim = Some(opening.into_claim(connection, tenant.context.take()));
+        tenant.codec = codec;
+        tenant.parked = parked;
+        let handler = &self.handler;
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            let context = tenant.claim.as_ref().and_then(|claim| claim.context.as_ref()).expect("set above");
+            match Self::prepare(handler, context, codec, body) {
+                Err(status) => Poll::Ready(Err(status)),
+                Ok(future) => {
+                    tenant.future.as_mut().set(Some(future));
+                    tenant.poll::<S>(out)
+                }
+            }
+        }));
+        match polled {
+            Ok(Poll::Pending) => Started::Parked(slot),
+            Ok(Poll::Ready(outcome)) => Started::Ended(self.end(slot, outcome, false)),
+            Err(panic) => Started::Ended(self.panicked(slot, mark, out, &*panic)),
+        }
+    }
+
+    fn spawn(&mut self, call: Starting<'_>) -> Result<Task, Ended> {
+        let Starting { opening, body, connection, parked } = call;
+        let (id, codec) = (opening.id, opening.codec);
+        let mut claim = opening.into_claim(connection, None);
+        let context = claim.context.clone().expect("a new claim has a context");
+        let prepared = catch_unwind(AssertUnwindSafe(|| Self::prepare(&self.handler, &context, codec, body)));
+        let (status, panicked) = match prepared {
+            Ok(Ok(future)) => {
+                let future = Box::pin(Some(future));
+                let future = in_task::<S, Fut>(Tenancy { future, claim, codec }, parked, id).boxed();
+                return Ok(Task { future, context });
+            }
+            Ok(Err(status)) => (status, false),
+            Err(_) => (panic_status(), true),
+        };
+        Err(Ended { outcome: Err(status), permit: claim.settle(), panicked })
+    }
+
+    fn poll(&mut self, slot: u32, out: &mut Outbox<'_>) -> Option<(usize, Poll<Ended>)> {
+        let mark = out.out.len();
+        let tenant = &mut self.slots[slot as usize];
+        tenant.claim.as_ref()?;
+        let parked = tenant.parked;
+        let ended = match catch_unwind(AssertUnwindSafe(|| tenant.poll::<S>(out))) {
+            Ok(Poll::Pending) => return Some((parked, Poll::Pending)),
+            Ok(Poll::Ready(outcome)) => self.end(slot, outcome, false),
+            Err(panic) => self.panicked(slot, mark, out, &*panic),
+        };
+        Some((parked, Poll::Ready(ended)))
+    }
+
+    fn cancel(&mut self, slot: u32) -> Ended {
+        let tenant = &mut self.slots[slot as usize];
+        if let Some(claim) = &tenant.claim {
+            claim.cancel();
+        }
+        let panicked = tenant.clear();
+        self.end(slot, Err(Status::cancelled("the call was cancelled").with_executed(Executed::Maybe)), panicked)
+    }
+
+    fn detach(&mut self, slot: u32, id: CallId, parked: usize) -> Task {
+        let tenant = &mut self.slots[slot as usize];
+        let future = mem::replace(&mut tenant.future, Box::pin(None));
+        let claim = tenant.claim.take().expect("a parked call has a claim");
+        let codec = tenant.codec;
+        self.free.push(slot);
+        let context = claim.context.clone().expect("a parked call is not polled right now");
+        Task { future: in_task::<S, Fut>(Tenancy { future, claim, codec }, parked, id).boxed(), context }
+    }
+}
+
+impl<S, F, Fut> Unary<S, F, Fut>
+where
+    S: Shape,
+    F: Fn(&Context, S::Args) -> Fut + Send,
+    Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
+{
+    #[cold]
+    fn panicked(&mut self, slot: u32, mark: usize, out: &mut Outbox<'_>, panic: &(dyn Any + Send)) -> Ended {
+        out.out.truncate(mark);
+        self.slots[slot as usize].clear();
+        log_panic(panic);
+        self.end(slot, Err(panic_status()), true)
+    }
+}
+
+impl<S, F, Fut> fmt::Debug for Unary<S, F, Fut> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unary")
+            .field("slots", &self.slots.len())
+            .field("free", &self.free.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What moves into a task of its own. The future goes before the claim, so that a slot is free only
+/// when the future is dropped.
+struct Tenancy<Fut> {
+    future: Pin<Box<Option<Fut>>>,
+    claim: Claim,
+    codec: CodecId,
+}
+
+async fn in_task<S, Fut>(mut tenancy: Tenancy<Fut>, parked: usize, id: CallId) -> TaskEnd
+where
+    S: Shape,
+    Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
+{
+    let run = std::future::poll_fn(|cx| {
+        let _entered = Context::enter(&mut tenancy.claim.context);
+        let Some(future) = tenancy.future.as_mut().as_pin_mut() else { return Poll::Pending };
+        let reply = std::task::ready!(future.poll(cx));
+        tenancy.future.as_mut().set(None);
+        Poll::Ready(reply.and_then(|reply| {
+            let mut body = Vec::new();
+            S::encode(tenancy.codec, &reply, &mut body).map_err(|error| encode_status(&error))?;
+            Ok(body)
+        }))
+    });
+    let (body, panicked) = match AssertUnwindSafe(run).catch_unwind().await {
+        Ok(body) => (body, false),
+        Err(panic) => {
+            log_panic(&*panic);
+            let _ = catch_unwind(AssertUnwindSafe(|| tenancy.future.as_mut().set(None)));
+            (Err(panic_status()), true)
+        }
+    };
+    TaskEnd { parked, id, body, permit: tenancy.claim.settle(), panicked }
+}
+
+fn encode<S: Shape>(codec: CodecId, reply: &S::Reply, out: &mut Outbox<'_>) -> Outcome {
+    let message = OpenMessage::response(out.out, &Metadata::new());
+    if let Err(error) = S::encode(codec, reply, out.out) {
+        message.abandon(out.out);
+        return Err(encode_status(&error));
+    }
+    check_len(message, out)
+}
+
+/// A body that the caller does not take becomes a status that says by how much.
+pub(crate) fn check_len(message: OpenMessage, out: &mut Outbox<'_>) -> Outcome {
+    match message.check(out.out, out.bounds) {
+        Ok(()) => Ok(message),
+        Err(error) => {
+            message.abandon(out.out);
+            Err(too_long(&error))
+        }
+    }
+}
+
+fn too_long(error: &EncodeError) -> Status {
+    Status::resource_exhausted(format!("the response is too large: {error}"))
+}
+
+fn encode_status(error: &PayloadError) -> Status {
+    Status::internal(format!("the response cannot be encoded: {error}"))
+}
+
+/// What the peer is told of a panic: nothing of its text.
+fn panic_status() -> Status {
+    Status::internal("the service panicked").with_executed(Executed::Maybe)
+}
+
+fn log_panic(panic: &(dyn Any + Send)) {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(panic = text.unwrap_or("of unknown type"), "a service panicked");
+}

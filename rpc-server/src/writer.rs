@@ -1,0 +1,182 @@
+//! The outbound queue of one connection: bytes to write, and the permits that wait for them.
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    io,
+    pin::{Pin, pin},
+    task::{Context, Poll},
+};
+
+use rpc_core::{CallId, limit::HeldPermit};
+use tokio::{io::AsyncWrite, task::coop};
+
+use crate::gauges::Share;
+
+/// Bytes on their way out, and who waits for them to leave.
+///
+/// Each response is noted with where it ends in the stream of bytes, so a partial write frees
+/// exactly the permits whose bytes have left. A full buffer is not a written response, and for a
+/// transport that buffers itself, neither is one that has not been flushed.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    /// Where frames are appended. What stands before `sent` has left.
+    pub(crate) out: Vec<u8>,
+    sent: usize,
+    /// Position of `out[0]` in the stream of all bytes.
+    base: u64,
+    unwritten: VecDeque<Unwritten>,
+    gauge: Share,
+}
+
+/// A response whose bytes have not all left.
+#[derive(Debug)]
+pub(crate) struct Unwritten {
+    end: u64,
+    pub(crate) id: CallId,
+    pub(crate) method: Option<u32>,
+    #[expect(dead_code, reason = "held until the bytes have left")]
+    permit: HeldPermit,
+}
+
+impl Writer {
+    pub(crate) fn new(gauge: Share) -> Self {
+        Self { out: Vec::new(), sent: 0, base: 0, unwritten: VecDeque::new(), gauge }
+    }
+
+    /// Notes that the response of a call ends where the buffer ends now.
+    pub(crate) fn push(&mut self, id: CallId, method: Option<u32>, permit: HeldPermit) {
+        let end = self.base + self.out.len() as u64;
+        self.unwritten.push_back(Unwritten { end, id, method, permit });
+    }
+
+    /// Bytes that the transport has not taken.
+    pub(crate) fn unsent(&self) -> usize {
+        self.out.len() - self.sent
+    }
+
+    /// Responses whose bytes have not all left.
+    pub(crate) fn unwritten(&self) -> usize {
+        self.unwritten.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.unsent() == 0 && self.unwritten.is_empty()
+    }
+
+    /// Writes what the transport takes, and calls `written` for each response that has left.
+    pub(crate) fn poll_flush<T: AsyncWrite + Unpin>(
+        &mut self,
+        io: &mut T,
+        cx: &mut Context<'_>,
+        mut written: impl FnMut(&Unwritten),
+    ) -> Poll<io::Result<()>> {
+        if self.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        let result = loop {
+            if self.sent == self.out.len() {
+                break Poll::Ready(Ok(()));
+            }
+            match poll_io(cx, |cx| Pin::new(&mut *io).poll_write(cx, &self.out[self.sent..])) {
+                Poll::Ready(Ok(0)) => break Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Ok(n)) => self.sent += n,
+                Poll::Ready(Err(error)) => break Poll::Ready(Err(error)),
+                Poll::Pending => break Poll::Pending,
+            }
+        };
+        let flushed = poll_io(cx, |cx| Pin::new(&mut *io).poll_flush(cx))?;
+        if flushed.is_ready() {
+            let left = self.base + self.sent as u64;
+            while self.unwritten.front().is_some_and(|response| response.end <= left) {
+                if let Some(response) = self.unwritten.pop_front() {
+                    written(&response);
+                }
+            }
+        }
+        self.compact();
+        self.gauge.set(self.unsent());
+        match result {
+            Poll::Ready(Ok(())) => flushed.map(Ok),
+            other => other,
+        }
+    }
+
+    /// Drops what has left from the front of the buffer, when that is cheap or much.
+    fn compact(&mut self) {
+        if self.sent == self.out.len() || self.sent > COMPACT_ABOVE {
+            self.base += self.sent as u64;
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+}
+
+const COMPACT_ABOVE: usize = 64 * 1024;
+
+/// Polls a transport outside of tokio's cooperative budget.
+///
+/// The budget is the task's, and services polled in place use it up. A write would then look
+/// pending, and "pending" would be read as "the peer does not take any more". The loop of the
+/// connection bounds its own batches instead.
+pub(crate) fn poll_io<R>(cx: &mut Context<'_>, poll: impl FnMut(&mut Context<'_>) -> Poll<R>) -> Poll<R> {
+    pin!(coop::unconstrained(poll_fn(poll))).poll(cx)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, atomic::AtomicU64};
+
+    use rpc_core::limit::{CallPermit, ConcurrencyLimit};
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    fn permit(limit: &Arc<ConcurrencyLimit>) -> HeldPermit {
+        let mut permit = CallPermit::default();
+        permit.push(limit.try_acquire().unwrap());
+        permit.into()
+    }
+
+    async fn flush(writer: &mut Writer, io: &mut tokio::io::DuplexStream) -> bool {
+        poll_fn(|cx| Poll::Ready(writer.poll_flush(io, cx, |_| {}).is_ready())).await
+    }
+
+    #[tokio::test]
+    async fn a_partial_write_frees_exactly_the_permits_whose_bytes_have_left() {
+        let limit = ConcurrencyLimit::new("test", None).unwrap();
+        let gauge = Arc::new(AtomicU64::new(0));
+        let mut writer = Writer::new(Share::of(&gauge));
+        for n in 0..4_u8 {
+            writer.out.extend_from_slice(&[n; 10]);
+            writer.push(CallId::new(u64::from(n), 0), None, permit(&limit));
+        }
+        let (mut ours, mut theirs) = tokio::io::duplex(25);
+        assert!(!flush(&mut writer, &mut ours).await);
+        assert_eq!(limit.snapshot().held, 2, "25 bytes are two responses and a half");
+        assert_eq!(gauge.load(std::sync::atomic::Ordering::Relaxed), 15);
+        let mut read = [0; 25];
+        theirs.read_exact(&mut read[..5]).await.unwrap();
+        flush(&mut writer, &mut ours).await;
+        assert_eq!(limit.snapshot().held, 1);
+        theirs.read_exact(&mut read[..25]).await.unwrap();
+        assert!(flush(&mut writer, &mut ours).await);
+        assert_eq!(limit.snapshot().held, 0);
+        assert!(writer.is_empty());
+        assert_eq!(gauge.load(std::sync::atomic::Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn permits_come_back_when_the_transport_fails() {
+        let limit = ConcurrencyLimit::new("test", None).unwrap();
+        let mut writer = Writer::new(Share::of(&Arc::new(AtomicU64::new(0))));
+        writer.out.extend_from_slice(b"response");
+        writer.push(CallId::new(1, 0), None, permit(&limit));
+        let (mut ours, theirs) = tokio::io::duplex(4);
+        drop(theirs);
+        assert!(flush(&mut writer, &mut ours).await, "an error is ready");
+        assert_eq!(limit.snapshot().held, 1);
+        drop(writer);
+        assert_eq!(limit.snapshot().held, 0);
+    }
+}

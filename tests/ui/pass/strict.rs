@@ -1,0 +1,64 @@
+//! A service in a crate that allows nothing.
+#![forbid(missing_docs, unreachable_pub, missing_debug_implementations, unsafe_code, unused_qualifications)]
+#![deny(warnings, unused, rust_2018_idioms, single_use_lifetimes, unnameable_types, unused_results)]
+
+use sluicegate::{Bytes, Context, Status};
+
+/// The books.
+#[sluicegate::service(package = "acme.v1")]
+pub trait Library {
+    /// Finds a book.
+    async fn get_book(&self, isbn: String) -> Result<u16, Status>;
+    /// Finds books.
+    async fn search(&self, ctx: Context, text: String, limit: u32) -> Result<Vec<u16>, Status>;
+    /// Bytes.
+    async fn blob(&self, body: Bytes) -> Result<Bytes, Status>;
+    /// Nothing.
+    #[rpc(spawn)]
+    async fn nothing(&self);
+}
+
+/// The books.
+#[derive(Clone, Copy, Debug)]
+pub struct Shelf;
+
+impl Library for Shelf {
+    async fn get_book(&self, isbn: String) -> Result<u16, Status> {
+        isbn.parse().map_err(|_| Status::new(sluicegate::StatusCode::NotFound, "no such book"))
+    }
+
+    async fn search(&self, ctx: Context, _text: String, _limit: u32) -> Result<Vec<u16>, Status> {
+        let remaining = ctx.remaining();
+        Ok(Vec::from_iter(remaining.is_none().then_some(1)))
+    }
+
+    async fn blob(&self, body: Bytes) -> Result<Bytes, Status> {
+        Ok(body)
+    }
+
+    async fn nothing(&self) {}
+}
+
+mod unused {
+    // Neither served nor called: no warning about either.
+    #[sluicegate::service]
+    trait Private {
+        async fn one(&self) -> u8;
+    }
+}
+
+mod only_called {
+    #[sluicegate::service]
+    pub(crate) trait Remote {
+        async fn one(&self) -> u8;
+    }
+
+    pub(crate) fn client() -> RemoteClient {
+        sluicegate::Client::new("127.0.0.1:1").service()
+    }
+}
+
+fn main() {
+    let _server = LibraryServer::new(Shelf);
+    let _client = only_called::client();
+}
