@@ -275,7 +275,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             match read {
                 None => return Ok(ReadEnd::Dry),
                 Some(0) => self.input_ended()?,
-                Some(_) if self.batch.is_full() => return Ok(ReadEnd::Full),
+                // A full batch ends the turn, but most often it was all there was: then nothing is
+                // left, and the next round only asks to be woken.
+                Some(_) if self.batch.is_full() && !self.partial.is_empty() => return Ok(ReadEnd::Full),
                 Some(_) => {}
             }
         }

@@ -161,17 +161,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 let method = &*server.methods.get(method).info;
                 pipeline.inbound(from, &mut Call { opening: &mut opening, method, connection: info })
             }));
-            let Ok((at, decision)) = passed else {
+            let Ok(stopped) = passed else {
                 self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
                 let status = Status::internal("a handler panicked").with_executed(Executed::Never);
                 self.respond(id, Some(method), 0, Err(status), opening.permit.into());
                 return Ok(());
             };
+            let Some((at, decision)) = stopped else {
+                self.start(opening, method, body);
+                return Ok(());
+            };
             match decision {
-                Decision::Pass => {
-                    self.start(opening, method, body);
-                    return Ok(());
-                }
                 Decision::Refuse(refusal)
                     if refusal.reason() == RefusalReason::ConcurrencyLimit && self.flush_frees(cx)? =>
                 {

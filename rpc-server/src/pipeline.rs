@@ -247,16 +247,16 @@ impl Pipeline {
         self.handlers.iter_mut().for_each(|named| named.handler.connected(connection));
     }
 
-    /// Passes `call` through the handlers from position `from` on. Stops at the first that does not
-    /// let it pass, and says where.
-    pub fn inbound(&mut self, from: usize, call: &mut Call<'_>) -> (usize, Decision) {
+    /// Passes `call` through the handlers from position `from` on. The first that does not let it
+    /// pass stops it: its position, and its decision.
+    pub fn inbound(&mut self, from: usize, call: &mut Call<'_>) -> Option<(usize, Decision)> {
         for (at, named) in self.handlers.iter_mut().enumerate().skip(from) {
             match named.handler.inbound(call) {
                 Decision::Pass => {}
-                decision => return (at, decision),
+                decision => return Some((at, decision)),
             }
         }
-        (self.handlers.len(), Decision::Pass)
+        None
     }
 
     /// Whether any handler wants to see responses other than refusals.

@@ -5,8 +5,6 @@ use std::{
     sync::{OnceLock, PoisonError},
 };
 
-use smallvec::SmallVec;
-
 use super::{
     concurrency::ConcurrencyPermit,
     sync::{Arc, AtomicBool, Mutex, Ordering},
@@ -23,24 +21,27 @@ use super::{
 #[must_use = "dropping the permit ends the call's claim"]
 #[derive(Debug, Default)]
 pub struct CallPermit {
-    // One permit stands for a chain of limits; more than two are rare.
-    permits: SmallVec<[ConcurrencyPermit; 2]>,
+    /// One permit stands for a chain of limits, so more than one are rare.
+    permit: Option<ConcurrencyPermit>,
+    more: Option<Box<Self>>,
 }
 
 impl CallPermit {
     /// Adds the permit of one more limit.
     pub fn push(&mut self, permit: ConcurrencyPermit) {
-        self.permits.push(permit);
+        if let Some(earlier) = self.permit.replace(permit) {
+            self.more = Some(Box::new(Self { permit: Some(earlier), more: self.more.take() }));
+        }
     }
 
-    /// In how many limits the call counts.
+    /// How many permits the call carries.
     pub fn len(&self) -> usize {
-        self.permits.len()
+        usize::from(self.permit.is_some()) + self.more.as_ref().map_or(0, |more| more.len())
     }
 
-    /// Whether the call counts in no limit.
+    /// Whether the call carries none.
     pub fn is_empty(&self) -> bool {
-        self.permits.is_empty()
+        self.permit.is_none()
     }
 }
 
