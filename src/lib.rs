@@ -1,4 +1,59 @@
-//! Sluicegate.
+//! An RPC framework that protects its server from overload out of the box: a call holds its permit
+//! until its response has been written, a refusal explains itself and is safe to retry, and to
+//! refuse costs no more than to serve.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use sluicegate::{Client, Server, Status};
+//!
+//! /// Says hello.
+//! #[sluicegate::service]
+//! pub trait Greeter {
+//!     /// Greets somebody.
+//!     async fn greet(&self, name: String) -> Result<String, Status>;
+//! }
+//!
+//! struct Polite;
+//!
+//! impl Greeter for Polite {
+//!     async fn greet(&self, name: String) -> Result<String, Status> {
+//!         if name.is_empty() {
+//!             return Err(Status::invalid_argument("whom?"));
+//!         }
+//!         Ok(format!("Good day, {name}."))
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server = Server::builder()
+//!     .service(GreeterServer::new(Polite))
+//!     .max_concurrent_calls(64)
+//!     .build()?
+//!     .bind("127.0.0.1:0")
+//!     .await?;
+//! let (address, handle) = (server.local_addr(), server.handle());
+//! let serving = tokio::spawn(server.serve());
+//!
+//! let greeter: GreeterClient = Client::new(address.to_string()).service();
+//! let greeting = greeter.greet("Ada".to_owned()).timeout(Duration::from_secs(1)).await?;
+//! assert_eq!(greeting, "Good day, Ada.");
+//!
+//! let error = greeter.greet(String::new()).await.unwrap_err();
+//! assert_eq!(error.to_string(), "invalid argument: whom?");
+//!
+//! drop(greeter);
+//! handle.shutdown();
+//! serving.await?;
+//! assert_eq!(handle.snapshot().calls.held, 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Features
+//!
+//! `server`, `client` and `macros` are on by default. `json` adds JSON to the codecs.
 #![forbid(unsafe_code)]
 
 pub use ::bytes::Bytes;
@@ -13,3 +68,7 @@ pub use rpc_core::{
 pub use rpc_macros::service;
 #[cfg(feature = "server")]
 pub use rpc_server::{self as server, Server};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

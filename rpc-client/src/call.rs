@@ -129,13 +129,15 @@ pub struct Call<A, R, W = InCodec> {
 enum State {
     New,
     /// Waiting for a connection, or for room on it.
-    Preparing(Pin<Box<dyn Future<Output = Result<(Ready, Need), CallError>> + Send>>),
+    Preparing(Preparing),
     Sent {
         connection: Arc<Connection>,
         id: CallId,
     },
     Done,
 }
+
+type Preparing = Pin<Box<dyn Future<Output = Result<(Ready, Need), CallError>> + Send>>;
 
 /// A connection that may take the call now.
 struct Ready {

@@ -10,5 +10,6 @@ pub(crate) fn now() -> Instant {
 /// The monotonic clock as it stands on the wire: microseconds, cut to 32 bits.
 pub(crate) fn wire_micros(instant: Instant) -> u32 {
     static ORIGIN: LazyLock<Instant> = LazyLock::new(now);
-    instant.saturating_duration_since(*ORIGIN).as_micros() as u32
+    let since = instant.saturating_duration_since(*ORIGIN);
+    (since.as_secs() as u32).wrapping_mul(1_000_000).wrapping_add(since.subsec_micros())
 }

@@ -14,7 +14,7 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{
-    Decoded, Frame, FrameDecoder, GoAwayReason, HeadError, Hello, ResponseFrame, SendBounds, encode_cancel,
+    Decoded, Frame, FrameDecoder, GoAwayReason, HeadError, Hello, Kind, ResponseFrame, SendBounds, encode_cancel,
     encode_go_away, encode_pong, patch_id,
 };
 use rpc_core::{CallId, Deadline, Executed, Metadata, StatusCode};
@@ -515,7 +515,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         let mut taken = 0;
         let mut answers = 0;
         let mut state = connection.lock();
-        if !state.greeted {
+        // A server that will not serve says so in place of a HELLO.
+        let turned_away = bytes.get(KIND_AT).is_some_and(|&kind| kind == Kind::GoAway as u8);
+        if !state.greeted && !turned_away {
             let Some((hello, len)) = Hello::decode(bytes)? else { return Ok((0, 0)) };
             taken = len;
             connection.set_bounds(&hello);
@@ -683,6 +685,8 @@ fn wake(waker: Option<Waker>) {
 const MAX_QUEUED_LEN: usize = 1024 * 1024;
 /// A longer write buffer is not kept.
 const MAX_KEPT_LEN: usize = 256 * 1024;
+/// Where in a frame its kind stands.
+const KIND_AT: usize = 4;
 /// Slots are named by 16 bits.
 const MAX_CALLS: usize = 1 << 16;
 /// How long a closing client waits for the server to close, too.

@@ -68,6 +68,7 @@ pub struct RequestFrame<'a> {
 }
 
 impl<'a> RequestFrame<'a> {
+    #[inline]
     pub(crate) fn decode(id: CallId, more: bool, head: &'a [u8], body: &'a [u8]) -> Result<Self, HeadError> {
         let (fixed, metadata) = head.split_first_chunk::<28>().ok_or(HeadError::Truncated)?;
         if metadata.is_empty() {
@@ -138,6 +139,7 @@ pub struct ResponseFrame<'a> {
 }
 
 impl<'a> ResponseFrame<'a> {
+    #[inline]
     pub(crate) fn decode(id: CallId, more: bool, head: &'a [u8], body: &'a [u8]) -> Result<Self, HeadError> {
         let (fixed, rest) = head.split_first_chunk::<8>().ok_or(HeadError::Truncated)?;
         if rest.len() < 4 {

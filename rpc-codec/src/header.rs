@@ -99,45 +99,67 @@ impl Header {
     ///
     /// A rule is judged as soon as its bytes are there, and in the order of the fields, so that any
     /// split of the same bytes finds the same error.
+    #[inline]
     pub(crate) fn decode(buf: &[u8], max_frame: u32) -> Result<Option<Self>, DecodeError> {
-        let Some(len) = buf.first_chunk::<4>() else { return Ok(None) };
-        let len = u32::from_be_bytes(*len);
-        if len > max_frame {
-            return Err(DecodeError::FrameTooLong { len, max: max_frame });
-        }
-        if len < COUNTED_LEN {
-            return Err(DecodeError::FrameTooShort { len });
-        }
-        let Some(&kind_byte) = buf.get(4) else { return Ok(None) };
+        let Some(header) = buf.first_chunk::<HEADER_LEN>() else {
+            return Self::judge_part(buf, max_frame).map(|()| None);
+        };
+        let [l0, l1, l2, l3, kind_byte, flags, h0, h1, ref id @ ..] = *header;
+        let len = u32::from_be_bytes([l0, l1, l2, l3]);
         let kind = Kind::from_wire(kind_byte);
-        if kind.is_none() && kind_byte & IGNORABLE_KIND == 0 {
-            return Err(DecodeError::UnknownKind { kind: kind_byte });
-        }
-        let Some(&flags) = buf.get(5) else { return Ok(None) };
-        if let Some(kind) = kind {
-            let unknown = flags & !kind.known_flags() & !IGNORABLE_FLAGS;
-            if unknown != 0 {
-                return Err(DecodeError::UnknownFlags { kind: kind.name(), flags: unknown });
-            }
-        }
-        let Some(head_len) = buf.get(6..8) else { return Ok(None) };
-        let head_len = u16::from_be_bytes([head_len[0], head_len[1]]);
-        if u32::from(head_len) > len - COUNTED_LEN {
-            return Err(DecodeError::HeadTooLong { head_len, len });
-        }
-        let Some(id) = buf.get(8..HEADER_LEN) else { return Ok(None) };
-        let id = u64::from_be_bytes(id.try_into().expect("a range of eight"));
+        let head_len = u16::from_be_bytes([h0, h1]);
+        check_len(len, max_frame)?;
+        check_kind(kind, kind_byte)?;
+        check_flags(kind, flags)?;
+        check_head_len(head_len, len)?;
         Ok(Some(Self {
             kind,
             kind_byte,
             flags,
             head_len: usize::from(head_len),
-            id: CallId::from_wire(id),
+            id: CallId::from_wire(u64::from_be_bytes(*id)),
             frame_len: 4 + len as usize,
         }))
+    }
+
+    /// Judges what is there of a header that has not arrived in full.
+    #[cold]
+    fn judge_part(buf: &[u8], max_frame: u32) -> Result<(), DecodeError> {
+        let Some(len) = buf.first_chunk::<4>() else { return Ok(()) };
+        let len = u32::from_be_bytes(*len);
+        check_len(len, max_frame)?;
+        let Some(&kind_byte) = buf.get(4) else { return Ok(()) };
+        let kind = Kind::from_wire(kind_byte);
+        check_kind(kind, kind_byte)?;
+        let Some(&flags) = buf.get(5) else { return Ok(()) };
+        check_flags(kind, flags)?;
+        let Some(&[h0, h1]) = buf.get(6..8) else { return Ok(()) };
+        check_head_len(u16::from_be_bytes([h0, h1]), len)
     }
 
     pub(crate) const fn more(&self) -> bool {
         self.flags & FLAG_MORE != 0
     }
+}
+
+fn check_len(len: u32, max: u32) -> Result<(), DecodeError> {
+    if len > max {
+        return Err(DecodeError::FrameTooLong { len, max });
+    }
+    if len < COUNTED_LEN { Err(DecodeError::FrameTooShort { len }) } else { Ok(()) }
+}
+
+fn check_kind(kind: Option<Kind>, kind_byte: u8) -> Result<(), DecodeError> {
+    let known = kind.is_some() || kind_byte & IGNORABLE_KIND != 0;
+    if known { Ok(()) } else { Err(DecodeError::UnknownKind { kind: kind_byte }) }
+}
+
+fn check_flags(kind: Option<Kind>, flags: u8) -> Result<(), DecodeError> {
+    let Some(kind) = kind else { return Ok(()) };
+    let unknown = flags & !kind.known_flags() & !IGNORABLE_FLAGS;
+    if unknown == 0 { Ok(()) } else { Err(DecodeError::UnknownFlags { kind: kind.name(), flags: unknown }) }
+}
+
+fn check_head_len(head_len: u16, len: u32) -> Result<(), DecodeError> {
+    if u32::from(head_len) > len - COUNTED_LEN { Err(DecodeError::HeadTooLong { head_len, len }) } else { Ok(()) }
 }

@@ -67,10 +67,13 @@ impl Deadline {
     /// `timeout_us` on the wire: 0 is none, less than a microsecond is sent as 1, and `None` says
     /// that the call has expired and must not be sent.
     pub fn to_wire(self, now: Instant) -> Option<u64> {
-        match self.remaining(now) {
-            None => Some(0),
-            Some(Duration::ZERO) => None,
-            Some(left) => Some(u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1)),
+        let Some(instant) = self.0 else { return Some(0) };
+        match instant.checked_duration_since(now) {
+            None | Some(Duration::ZERO) => None,
+            Some(left) => {
+                let us = left.as_secs().saturating_mul(1_000_000);
+                Some(us.saturating_add(u64::from(left.subsec_micros())).max(1))
+            }
         }
     }
 

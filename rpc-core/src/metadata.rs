@@ -113,11 +113,16 @@ impl Metadata {
     /// # Errors
     ///
     /// The bytes are cut short, or break one of the rules that [`Metadata::insert`] keeps.
+    #[inline]
     pub fn decode(buf: &[u8]) -> Result<(Self, usize), MetadataError> {
-        let (&count, rest) = buf.split_first().ok_or(MetadataError::Truncated)?;
-        if count == 0 {
-            return Ok((Self::new(), 1));
+        match buf.split_first() {
+            None => Err(MetadataError::Truncated),
+            Some((0, _)) => Ok((Self::new(), 1)),
+            Some((&count, rest)) => Self::decode_pairs(count, rest),
         }
+    }
+
+    fn decode_pairs(count: u8, rest: &[u8]) -> Result<(Self, usize), MetadataError> {
         if usize::from(count) > Self::MAX_ENTRIES {
             return Err(MetadataError::TooManyEntries { max: Self::MAX_ENTRIES });
         }

@@ -27,7 +27,8 @@ impl Reading {
         });
         let instant = now();
         let (origin, clock) = &*CLOCK;
-        let micros = instant.saturating_duration_since(*origin).as_micros() as u64;
+        let since = instant.saturating_duration_since(*origin);
+        let micros = since.as_secs() * 1_000_000 + u64::from(since.subsec_micros());
         Self { instant, ticks: clock.ticks(instant), micros }
     }
 }

@@ -462,8 +462,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     self.server.gauges.protocol_errors.fetch_add(1, Ordering::Relaxed);
                 }
                 tracing::warn!(connection = %self.info, ?reason, message, "connection refused");
-                encode_go_away(&mut self.writer.out, self.last_id, reason, &message);
-                self.going_away = Some(self.last_id);
+                // Once said, the last call accepted stays: later ones were ignored.
+                let last = *self.going_away.get_or_insert(self.last_id);
+                encode_go_away(&mut self.writer.out, last, reason, &message);
                 self.partial = BytesMut::new();
                 self.close(CLOSE_WHEN_BROKEN);
                 Turn::Again

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Builds and tests everything; fails on any warning. Installs the tools it needs into target/tools.
+#
+#   ./test.sh          all of it
+#   ./test.sh quick    formatting, lints and tests, without the model checker and the policy
+set -euo pipefail
+cd "$(dirname "$0")"
+
+step() { printf '\n== %s\n' "$*"; }
+quick=${1:-}
+tools=$PWD/target/tools
+export PATH="$tools/bin:$PATH"
+
+step "format"
+cargo fmt --all --check
+
+step "lints"
+cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+cargo clippy --package sluicegate --no-default-features --locked -- -D warnings
+cargo clippy --package sluicegate --no-default-features --features client --locked -- -D warnings
+cargo clippy --package sluicegate --no-default-features --features server --locked -- -D warnings
+
+step "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
+
+step "packages in the core tree"
+packages=$(cargo tree --package sluicegate --edges normal --prefix none --locked | sed 's/ (\*)$//' | sort -u | wc -l)
+echo "$packages packages, at most 65"
+[ "$packages" -le 65 ]
+
+step "tests"
+cargo test --workspace --all-features --locked
+
+if [ "$quick" != quick ]; then
+    step "model checker: limits under every interleaving"
+    RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 CARGO_TARGET_DIR=target/loom \
+        cargo test --package rpc-core --release --locked --test limit_loom
+
+    step "policy: licences, bans, sources"
+    if ! cargo deny --version >/dev/null 2>&1; then
+        cargo install cargo-deny --version '^0.20' --locked --quiet --root "$tools"
+    fi
+    cargo deny --all-features check bans licenses sources
+fi
+
+step "all passed"
