@@ -165,3 +165,52 @@ impl Drop for Claim {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use rpc_core::ConnectionId;
+
+    use super::*;
+
+    /// What a call is made of in tests without a socket.
+    pub(crate) struct CallParts {
+        pub(crate) opening: Opening,
+        method: MethodInfo,
+        connection: ConnectionInfo,
+    }
+
+    impl CallParts {
+        /// The call as the pipeline sees it.
+        pub(crate) fn call(&mut self) -> Call<'_> {
+            Call { opening: &mut self.opening, method: &self.method, connection: &self.connection }
+        }
+
+        /// The call number `sequence`, received `after` the first.
+        pub(crate) fn received(sequence: u64, after: Duration) -> Self {
+            let mut parts = Self::default();
+            parts.opening.id = CallId::new(sequence, 0);
+            parts.opening.received.instant += after;
+            parts.opening.received.ticks = parts.opening.received.ticks.saturating_add(after);
+            parts
+        }
+    }
+
+    impl Default for CallParts {
+        fn default() -> Self {
+            let opening = Opening {
+                id: CallId::new(1, 0),
+                received: Reading { instant: Instant::now(), ticks: Ticks::new(1 << 50), micros: 0 },
+                age: Duration::ZERO,
+                deadline: Deadline::NONE,
+                codec: CodecId::BINCODE,
+                priority: 0,
+                attempt: 0,
+                body_len: 0,
+                metadata: Metadata::new(),
+                permit: CallPermit::default(),
+            };
+            let connection = ConnectionInfo { id: ConnectionId::new(1), peer: None };
+            Self { opening, method: MethodInfo::new("test.Service", "method", false, false), connection }
+        }
+    }
+}

@@ -66,13 +66,7 @@ impl ServiceMethods<'_> {
         let make = move |index, ready: &Arc<Ready>| -> Box<dyn ConnMethod> {
             Box::new(Unary::<S, F, Fut>::new(handler.clone(), index, Arc::clone(ready)))
         };
-        let info = MethodInfo {
-            id: MethodId::of(&self.service, name),
-            path: format!("{}/{name}", self.service),
-            untouched: S::UNTOUCHED,
-            spawn: AtomicBool::new(options.spawn),
-            slow_polls: AtomicU32::new(0),
-        };
+        let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, options.spawn);
         self.methods.add(Method { info: Arc::new(info), make: Box::new(make) });
     }
 }
@@ -111,6 +105,16 @@ pub struct MethodInfo {
 }
 
 impl MethodInfo {
+    pub(crate) fn new(service: &str, name: &str, untouched: bool, spawn: bool) -> Self {
+        Self {
+            id: MethodId::of(service, name),
+            path: format!("{service}/{name}"),
+            untouched,
+            spawn: AtomicBool::new(spawn),
+            slow_polls: AtomicU32::new(0),
+        }
+    }
+
     /// The id on the wire.
     pub fn id(&self) -> MethodId {
         self.id

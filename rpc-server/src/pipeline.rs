@@ -14,8 +14,8 @@ use crate::{call::Call, method::MethodInfo};
 /// returns; the connection acts.
 ///
 /// ```
-/// use sluicegate::server::{Call, Decision, Handler};
-/// use sluicegate::Status;
+/// use rpc_core::Status;
+/// use rpc_server::{Call, Decision, Handler};
 ///
 /// /// Turns away who does not know the word.
 /// struct Password;
@@ -320,5 +320,134 @@ impl Pipeline {
 impl fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.names()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use rpc_core::RefusalReason;
+
+    use super::*;
+    use crate::call::testing::CallParts;
+
+    type Log = Arc<Mutex<Vec<String>>>;
+
+    struct Noting {
+        name: &'static str,
+        log: Log,
+        refuse: bool,
+    }
+
+    impl Noting {
+        fn note(&self, what: &str) {
+            self.log.lock().unwrap().push(format!("{} {what}", self.name));
+        }
+    }
+
+    impl Handler for Noting {
+        fn inbound(&mut self, _: &mut Call<'_>) -> Decision {
+            self.note("in");
+            if self.refuse { Decision::Refuse(Refusal::new(RefusalReason::Draining)) } else { Decision::Pass }
+        }
+
+        fn outbound(&mut self, _: &CallInfo<'_>, response: &mut Outbound<'_>) {
+            self.note("out");
+            response.metadata_mut().insert("by", self.name).unwrap();
+        }
+
+        fn written(&mut self, _: &CallInfo<'_>) {
+            self.note("written");
+        }
+
+        fn closed(&mut self) {
+            self.note("closed");
+        }
+    }
+
+    struct InboundOnly;
+
+    impl Handler for InboundOnly {
+        fn interest() -> Interest {
+            Interest::INBOUND
+        }
+
+        fn outbound(&mut self, _: &CallInfo<'_>, _: &mut Outbound<'_>) {
+            panic!("it did not want to see this");
+        }
+
+        fn written(&mut self, _: &CallInfo<'_>) {
+            panic!("it did not want to see this");
+        }
+    }
+
+    fn noting(name: &'static str, log: &Log) -> Noting {
+        Noting { name, log: Arc::clone(log), refuse: false }
+    }
+
+    fn taken(log: &Log) -> Vec<String> {
+        std::mem::take(&mut log.lock().unwrap())
+    }
+
+    const INFO: CallInfo<'_> = CallInfo { id: CallId::new(1, 0), method: None };
+
+    #[test]
+    fn calls_pass_first_to_last_and_responses_last_to_first() {
+        let log = Log::default();
+        let mut pipeline = Pipeline::new();
+        pipeline.add_last("b", noting("b", &log)).add_last("d", noting("d", &log));
+        pipeline.add_before("b", "a", noting("a", &log)).add_after("b", "c", InboundOnly);
+        assert_eq!(pipeline.names().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+        let mut parts = CallParts::default();
+        assert!(pipeline.inbound(0, &mut parts.call()).is_none());
+        assert_eq!(taken(&log), ["a in", "b in", "d in"]);
+        let mut response = Outbound::new(Answer::Reply(b"body"));
+        pipeline.outbound(pipeline.len(), &INFO, &mut response);
+        assert_eq!(taken(&log), ["d out", "b out", "a out"]);
+        assert_eq!(response.into_parts().1.iter().count(), 3);
+        pipeline.written(&INFO);
+        pipeline.closed();
+        assert_eq!(taken(&log).len(), 6);
+    }
+
+    #[test]
+    fn a_refused_call_stops_and_only_the_handlers_before_see_the_refusal() {
+        let log = Log::default();
+        let mut pipeline = Pipeline::new();
+        pipeline.add_last("a", noting("a", &log));
+        pipeline.add_last("b", Noting { refuse: true, ..noting("b", &log) });
+        pipeline.add_last("c", noting("c", &log));
+        let mut parts = CallParts::default();
+        let (at, decision) = pipeline.inbound(0, &mut parts.call()).unwrap();
+        let Decision::Refuse(refusal) = decision else { panic!("{decision:?}") };
+        assert_eq!((at, refusal.reason()), (1, RefusalReason::Draining));
+        let mut response = Outbound::new(Answer::Refusal(&refusal));
+        pipeline.outbound(at, &INFO, &mut response);
+        response.replace(Status::internal("not this"));
+        assert!(matches!(response.answer(), Answer::Refusal(_)), "a refusal stays a refusal");
+        assert_eq!(taken(&log), ["a in", "b in", "a out"]);
+    }
+
+    #[test]
+    fn a_call_resumes_at_its_place() {
+        let log = Log::default();
+        let mut pipeline = Pipeline::new();
+        pipeline.add_last("a", noting("a", &log)).add_last("b", noting("b", &log));
+        pipeline.inbound(1, &mut CallParts::default().call());
+        assert_eq!(taken(&log), ["b in"]);
+    }
+
+    #[test]
+    fn nothing_is_shown_when_nobody_wants_to_see_it() {
+        let mut pipeline = Pipeline::new();
+        pipeline.add_last("quiet", InboundOnly);
+        assert!(!pipeline.wants_answers() && !pipeline.wants_written());
+        pipeline.outbound(1, &INFO, &mut Outbound::new(Answer::Reply(&[])));
+        pipeline.written(&INFO);
+        pipeline.add_last("curious", noting("curious", &Log::default()));
+        assert!(pipeline.wants_answers() && pipeline.wants_written());
+        assert!(pipeline.remove("curious") && !pipeline.remove("curious"));
+        assert!(!pipeline.wants_answers());
     }
 }

@@ -47,3 +47,28 @@ impl Handler for ConcurrencyHandler {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::testing::CallParts;
+
+    #[test]
+    fn a_call_carries_its_permit_and_a_refused_one_none() {
+        let global = ConcurrencyLimit::new("global", Some(1)).unwrap();
+        let connection = ConcurrencyLimit::within(Arc::clone(&global), "connection", Some(5)).unwrap();
+        let mut handler = ConcurrencyHandler::new(connection, Duration::from_millis(8));
+        let (mut first, mut second) = (CallParts::default(), CallParts::default());
+        assert!(matches!(handler.inbound(&mut first.call()), Decision::Pass));
+        let Decision::Refuse(refusal) = handler.inbound(&mut second.call()) else { panic!("two of one") };
+        assert_eq!((refusal.limit(), refusal.reason()), ("global", RefusalReason::ConcurrencyLimit));
+        assert!(refusal.figures().eq([("max_in_flight", 1), ("in_flight", 1)]));
+        let delay = refusal.retry_delay().unwrap();
+        assert!(Duration::from_millis(8) <= delay && delay <= Duration::from_millis(9));
+        assert!(second.opening.permit.is_empty());
+        drop(first);
+        assert!(matches!(handler.inbound(&mut second.call()), Decision::Pass));
+        drop(second);
+        assert_eq!(global.snapshot().held, 0);
+    }
+}

@@ -78,3 +78,59 @@ pub(super) fn jitter(delay: Duration) -> Duration {
     let most = u64::try_from(delay.as_nanos() / 8).unwrap_or(u64::MAX);
     Duration::from_nanos(fastrand::u64(0..=most))
 }
+
+#[cfg(test)]
+mod tests {
+    use rpc_core::limit::Rate;
+
+    use super::*;
+    use crate::{call::testing::CallParts, pipeline::Answer};
+
+    fn handler(per_second: f64, burst: u32) -> RateHandler {
+        RateHandler::new(Arc::new(RateLimit::new("test rate", Rate::per_second(per_second).burst(burst)).unwrap()))
+    }
+
+    fn inbound(handler: &mut RateHandler, sequence: u64, after: Duration) -> Option<Refusal> {
+        match handler.inbound(&mut CallParts::received(sequence, after).call()) {
+            Decision::Pass => None,
+            Decision::Refuse(refusal) => Some(refusal),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn refused_later(handler: &mut RateHandler, sequence: u64) {
+        let refusal = Refusal::new(RefusalReason::ConcurrencyLimit);
+        let info = CallInfo { id: CallId::new(sequence, 0), method: None };
+        handler.outbound(&info, &mut Outbound::new(Answer::Refusal(&refusal)));
+    }
+
+    #[test]
+    fn a_refusal_names_the_rate_and_coming_back_after_its_delay_passes() {
+        let mut handler = handler(10.0, 1);
+        assert_eq!(inbound(&mut handler, 1, Duration::ZERO), None);
+        let refusal = inbound(&mut handler, 2, Duration::ZERO).unwrap();
+        assert_eq!((refusal.reason(), refusal.limit()), (RefusalReason::RateLimit, "test rate"));
+        let delay = refusal.retry_delay().unwrap();
+        assert!(Duration::from_millis(100) <= delay && delay <= Duration::from_micros(112_500), "{delay:?}");
+        assert_eq!(inbound(&mut handler, 3, delay), None);
+    }
+
+    #[test]
+    fn a_token_comes_back_when_a_later_handler_refuses_the_call() {
+        let mut handler = handler(1.0, 1);
+        assert_eq!(inbound(&mut handler, 1, Duration::ZERO), None);
+        refused_later(&mut handler, 1);
+        assert_eq!(inbound(&mut handler, 2, Duration::ZERO), None, "the token is there again");
+        refused_later(&mut handler, 1);
+        assert!(inbound(&mut handler, 3, Duration::ZERO).is_some(), "it comes back once");
+    }
+
+    #[test]
+    fn a_token_is_forfeited_when_another_call_has_passed_since() {
+        let mut handler = handler(1.0, 2);
+        assert_eq!(inbound(&mut handler, 1, Duration::ZERO), None);
+        assert_eq!(inbound(&mut handler, 2, Duration::ZERO), None);
+        refused_later(&mut handler, 1);
+        assert!(inbound(&mut handler, 3, Duration::ZERO).is_some());
+    }
+}
