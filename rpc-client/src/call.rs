@@ -14,7 +14,7 @@ use bytes::Bytes;
 use rpc_codec::{CodecId, EncodeError, OpenMessage, PayloadError, RequestHead};
 use rpc_core::{CallId, Context as CallContext, Deadline, Executed, Metadata, MetadataError, MethodId};
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::time::timeout_at;
+use tokio::{runtime::Handle, time::timeout_at};
 
 use crate::{
     client::{Client, Response},
@@ -340,6 +340,8 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             };
             let prepared = match deadline.instant() {
                 None => prepare.await,
+                // A timer would panic where no runtime could fire it.
+                Some(_) if Handle::try_current().is_err() => Err(CallError::NoRuntime),
                 Some(instant) => match timeout_at(instant.into(), prepare).await {
                     Ok(prepared) => prepared,
                     Err(_) => {

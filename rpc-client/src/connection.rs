@@ -152,13 +152,16 @@ impl Connection {
         body: &mut Vec<u8>,
         cx: &Context<'_>,
     ) -> Poll<Result<Metadata, CallError>> {
-        let (outcome, waiting) = {
+        let (outcome, waiting, task) = {
             let mut state = self.lock();
-            (state.slots.take(id, cx.waker(), body), state.waiting_for_room)
+            let outcome = state.slots.take(id, cx.waker(), body);
+            let task = if outcome.is_some() { state.last_one_out() } else { None };
+            (outcome, state.waiting_for_room, task)
         };
         if outcome.is_some() && waiting > 0 {
             self.room.notify_one();
         }
+        wake(task);
         outcome.map_or(Poll::Pending, Poll::Ready)
     }
 
@@ -167,11 +170,12 @@ impl Connection {
         let (waker, waiting) = {
             let mut state = self.lock();
             let mut waker = None;
-            if state.slots.abandon(id) && state.ended.is_none() {
+            // A server that takes no more calls still wants to know, as long as anybody can tell it.
+            if state.slots.abandon(id) && state.task.is_some() {
                 state.append(|out| encode_cancel(out, id));
                 waker = state.wake_task();
             }
-            (waker, state.waiting_for_room)
+            (waker.or_else(|| state.last_one_out()), state.waiting_for_room)
         };
         if waiting > 0 {
             self.room.notify_one();
@@ -272,6 +276,11 @@ impl State {
         let before = self.out.len();
         write(&mut self.out);
         self.queued += (self.out.len() - before) as u64;
+    }
+
+    /// The waker of the task if it waits for the last call to end, and that has happened.
+    fn last_one_out(&mut self) -> Option<Waker> {
+        if self.closing && self.slots.used() == 0 { self.wake_task() } else { None }
     }
 
     /// The waker to be woken when the lock is released; none if the task is awake.

@@ -169,7 +169,7 @@ struct Details {
 ///
 /// It is the shape of `google.rpc.ErrorInfo`. The domain of Sluicegate's own refusals is
 /// [`ErrorInfo::DOMAIN`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ErrorInfo {
     /// A constant in upper snake case, at most 255 bytes; see [`crate::RefusalReason`].
     pub reason: Cow<'static, str>,
@@ -182,6 +182,14 @@ pub struct ErrorInfo {
 impl ErrorInfo {
     /// The domain of the reasons that Sluicegate itself gives.
     pub const DOMAIN: &'static str = "sluicegate";
+}
+
+impl fmt::Debug for ErrorInfo {
+    /// With the values, which unlike other metadata are there to be read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} ", self.domain, self.reason)?;
+        f.debug_map().entries(self.metadata.iter().map(|(key, value)| (key, String::from_utf8_lossy(value)))).finish()
+    }
 }
 
 /// A detail of the user's own.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 
-/// The bound of one turn: so many calls, or so much time spent in services.
+/// The bound of one turn: so many calls, so many frames, or so much time spent in services.
 ///
 /// A clock reading costs as much as several limit checks, so the clock is read once for some calls,
 /// and for each call only after a batch took too long: then it matters whose polls they were.
@@ -12,6 +12,7 @@ use crate::clock;
 pub(crate) struct Batch {
     began: Option<Instant>,
     calls: u32,
+    frames: u32,
     over: bool,
     /// Calls that are still to be timed one by one.
     suspicious: u32,
@@ -19,6 +20,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     pub(crate) const MAX_CALLS: u32 = 64;
+    const MAX_FRAMES: u32 = 512;
     pub(crate) const MAX_TIME: Duration = Duration::from_micros(100);
     /// A poll that takes longer than this is slow.
     pub(crate) const SLOW_POLL: Duration = Duration::from_micros(50);
@@ -29,7 +31,14 @@ impl Batch {
     pub(crate) fn begin(&mut self, now: Instant) {
         self.began = Some(now);
         self.calls = 0;
+        self.frames = 0;
         self.over = false;
+    }
+
+    /// Counts a frame that was handled. Those that open no call cost little, but not nothing.
+    pub(crate) fn count_frame(&mut self) {
+        self.frames += 1;
+        self.over |= self.frames >= Self::MAX_FRAMES;
     }
 
     /// Counts a call that was polled.

@@ -125,17 +125,19 @@ impl Opening {
                 Context::new(CallScope { id, connection, received, deadline, metadata, clock: clock::now })
             }
         };
-        Claim { permit, context: Some(context) }
+        Claim { permit, settled: false, context: Some(context) }
     }
 }
 
 /// A call's permit together with the context that may hand out holds on it.
 ///
 /// However a running call ends, the permit goes through [`Context::settle`], so that a hold keeps
-/// the slot even when the service's future is dropped with its connection.
+/// the slot even when the service's future is dropped with its connection; and in that case, too,
+/// the context is told that nobody waits.
 #[derive(Debug)]
 pub(crate) struct Claim {
     permit: CallPermit,
+    settled: bool,
     /// Always there but inside `settle`, `reuse` and a poll, during which it is the thread's
     /// current context.
     pub(crate) context: Option<Context>,
@@ -144,6 +146,7 @@ pub(crate) struct Claim {
 impl Claim {
     /// Ends the service's part: what is left is the claim of the response on its way out.
     pub(crate) fn settle(&mut self) -> HeldPermit {
+        self.settled = true;
         let permit = std::mem::take(&mut self.permit);
         match &self.context {
             Some(context) => context.settle(permit),
@@ -160,7 +163,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.context.is_some() && !self.permit.is_empty() {
+        if !self.settled {
+            self.cancel();
             drop(self.settle());
         }
     }

@@ -4,6 +4,7 @@
 use std::{
     future::poll_fn,
     io, mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
@@ -168,7 +169,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.cancel_all();
         // Aborting is asynchronous: a task has ended only when it has been joined.
         self.tasks.shutdown().await;
-        self.pipeline.closed();
+        let pipeline = &mut self.pipeline;
+        if catch_unwind(AssertUnwindSafe(|| pipeline.closed())).is_err() {
+            self.count_panic();
+        }
+    }
+
+    pub(crate) fn count_panic(&self) {
+        self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
     }
 
     fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<()> {
@@ -217,7 +225,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Ok(Turn::End);
         }
         let due = self.timer.poll(cx, self.next_due());
-        Ok(if due || matches!(read, ReadEnd::Full) { Turn::Again } else { Turn::Wait })
+        // Above the mark only the peer's reading gets us on, and that wakes us.
+        let more = matches!(read, ReadEnd::Full) && !self.is_above_mark();
+        Ok(if due || more { Turn::Again } else { Turn::Wait })
     }
 
     /// Writes what the transport takes; permits of what has left go back.
@@ -230,7 +240,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 return;
             }
             let method = response.method.map(|index| &*server.methods.get(index).info);
-            pipeline.written(&CallInfo { id: response.id, method });
+            let info = CallInfo { id: response.id, method };
+            if catch_unwind(AssertUnwindSafe(|| pipeline.written(&info))).is_err() {
+                server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+            }
         });
         if let Poll::Ready(result) = flushed {
             self.write_stalls = None;
@@ -263,12 +276,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 bytes.advance(taken);
                 // An idle connection keeps no buffer.
                 self.partial = if bytes.is_empty() { BytesMut::new() } else { bytes };
-                if self.batch.is_full() {
+                if self.has_enough() {
                     return Ok(ReadEnd::Full);
                 }
             }
-            // Above the mark we stop reading: the peer must take what it asked for first.
-            if self.read_closed || self.writer.unsent() > self.server.config.write_high_water {
+            if self.read_closed || self.is_above_mark() {
                 return Ok(ReadEnd::Dry);
             }
             let read = scratch::with_read_buffer(|buffer| self.read_once(buffer, cx, now))?;
@@ -277,10 +289,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 Some(0) => self.input_ended()?,
                 // A full batch ends the turn, but most often it was all there was: then nothing is
                 // left, and the next round only asks to be woken.
-                Some(_) if self.batch.is_full() && !self.partial.is_empty() => return Ok(ReadEnd::Full),
+                Some(_) if self.has_enough() && !self.partial.is_empty() => return Ok(ReadEnd::Full),
                 Some(_) => {}
             }
         }
+    }
+
+    /// Above the mark we stop reading: the peer must take what it asked for first.
+    fn is_above_mark(&self) -> bool {
+        self.writer.unsent() > self.server.config.write_high_water
+    }
+
+    /// Whether to take on no more in this turn.
+    fn has_enough(&self) -> bool {
+        self.batch.is_full() || self.is_above_mark()
     }
 
     fn read_once(
@@ -309,9 +331,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             self.greet(&hello);
             taken = len;
         }
-        while !self.batch.is_full() && !matches!(self.state, State::Closing { .. }) {
+        while !self.has_enough() && !matches!(self.state, State::Closing { .. }) {
             match self.process_frame(&bytes[taken..], cx, now)? {
-                Some(len) => taken += len,
+                Some(len) => {
+                    taken += len;
+                    self.batch.count_frame();
+                }
                 None => break,
             }
         }
@@ -323,7 +348,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.bounds = SendBounds { max_frame: hello.max_frame, max_message: hello.max_message };
         self.server.hello(config).encode(&mut self.writer.out);
         self.state = State::Open;
-        self.pipeline.connected(&self.info);
+        let Self { pipeline, info, .. } = self;
+        if catch_unwind(AssertUnwindSafe(|| pipeline.connected(info))).is_err() {
+            self.count_panic();
+        }
     }
 
     fn input_ended(&mut self) -> Result<(), Broken> {
@@ -388,8 +416,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     fn go_away(&mut self) {
         if self.going_away.is_none() {
             self.going_away = Some(self.last_id);
-            if matches!(self.state, State::Open) {
-                encode_go_away(&mut self.writer.out, self.last_id, GoAwayReason::Drain, "the server is draining");
+            encode_go_away(&mut self.writer.out, self.last_id, GoAwayReason::Drain, "the server is draining");
+            // Who has not said HELLO yet reads from it that nothing was executed.
+            if matches!(self.state, State::Handshake { .. }) {
+                self.close(CLOSE_WHEN_BROKEN);
             }
         }
     }
@@ -411,7 +441,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 State::Handshake { until } if *until <= now => {
                     return Err(Broken::Refused(GoAwayReason::HandshakeTimeout, "no HELLO in time".to_owned()));
                 }
-                State::Handshake { .. } => return Ok(self.read_closed || self.going_away.is_some()),
+                State::Handshake { .. } => return Ok(self.read_closed),
                 State::Open => {
                     let leaving = self.going_away.is_some() || self.read_closed;
                     if !leaving || !self.in_flight.is_empty() || !self.writer.is_empty() {

@@ -162,7 +162,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 pipeline.inbound(from, &mut Call { opening: &mut opening, method, connection: info })
             }));
             let Ok(stopped) = passed else {
-                self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+                self.count_panic();
                 let status = Status::internal("a handler panicked").with_executed(Executed::Never);
                 self.respond(id, Some(method), 0, Err(status), opening.permit.into());
                 return Ok(());
@@ -243,7 +243,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             Ok(Poll::Pending) => return Ok(()),
             Ok(Poll::Ready(decision)) => decision,
             Err(_) => {
-                self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+                self.count_panic();
                 Decision::Answer(Status::internal("a handler panicked").with_executed(Executed::Never))
             }
         };
@@ -370,7 +370,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 let Some(Some(place)) = self.methods.get_mut(method as usize) else { return };
                 let ended = place.cancel(slot);
                 if ended.panicked {
-                    self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+                    self.count_panic();
                 }
                 (ended.permit, Executed::Maybe)
             }

@@ -3,7 +3,6 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::Ordering,
 };
 
 use rpc_codec::{OpenMessage, encode_refusal, encode_status};
@@ -22,7 +21,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Answers a call whose service has ended.
     pub(crate) fn service_ended(&mut self, id: CallId, method: u32, ended: Ended) {
         if ended.panicked {
-            self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+            self.count_panic();
         }
         let handlers = self.pipeline.len();
         self.respond(id, Some(method), handlers, ended.outcome, ended.permit);
@@ -47,7 +46,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             let mut response = Outbound::new(Answer::Refusal(refusal));
             let pipeline = &mut self.pipeline;
             if catch_unwind(AssertUnwindSafe(|| pipeline.outbound(upto, &info, &mut response))).is_err() {
-                self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+                self.count_panic();
             }
         }
         encode_refusal(&mut self.writer.out, id, refusal);
@@ -80,7 +79,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             let handled = catch_unwind(AssertUnwindSafe(|| pipeline.outbound(upto, &info, &mut response)));
             (status, metadata) = response.into_parts();
             if handled.is_err() {
-                self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+                self.count_panic();
                 status = Some(Status::internal("a handler panicked"));
             }
         }

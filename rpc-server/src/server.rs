@@ -158,6 +158,13 @@ impl ServerHandle {
         self.core.begin_drain();
     }
 
+    /// Shuts down without a grace period: what runs is cut off now. Whoever waits for the shutdown is
+    /// told which calls that were.
+    pub fn stop(&self) {
+        self.core.begin_drain();
+        self.core.enter_phase(Phase::Stopping);
+    }
+
     /// Shuts down and waits until every connection is gone, the grace period included.
     ///
     /// # Cancel safety

@@ -234,7 +234,7 @@ impl<Fut: Future> Slot<Fut> {
         };
         let outcome = match polled {
             Poll::Pending => return Poll::Pending,
-            Poll::Ready(Err(status)) => Err(status),
+            Poll::Ready(Err(status)) => Err(finished(status)),
             Poll::Ready(Ok(reply)) => encode::<S>(self.codec, &reply, out),
         };
         self.future.as_mut().set(None);
@@ -373,7 +373,7 @@ where
         let Some(future) = tenancy.future.as_mut().as_pin_mut() else { return Poll::Pending };
         let reply = std::task::ready!(future.poll(cx));
         tenancy.future.as_mut().set(None);
-        Poll::Ready(reply.and_then(|reply| {
+        Poll::Ready(reply.map_err(finished).and_then(|reply| {
             let mut body = Vec::new();
             S::encode(tenancy.codec, &reply, &mut body).map_err(|error| encode_status(&error))?;
             Ok(body)
@@ -388,6 +388,12 @@ where
         }
     };
     TaskEnd { parked, id, body, permit: tenancy.claim.settle(), panicked }
+}
+
+/// A status that a service returns says that it ran, even if it got the status from elsewhere, where
+/// something was never executed.
+fn finished(status: Status) -> Status {
+    status.with_executed(Executed::Finished)
 }
 
 fn encode<S: Shape>(codec: CodecId, reply: &S::Reply, out: &mut Outbox<'_>) -> Outcome {

@@ -1,0 +1,214 @@
+//! A server on pipes in memory, and the check that it has nothing left.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use sluicegate::{
+    Client, Server,
+    client::ClientBuilder,
+    server::{ServerBuilder, ServerHandle, Snapshot},
+};
+use tokio::{
+    io::DuplexStream,
+    task::{JoinHandle, yield_now},
+    time::{sleep, timeout},
+};
+
+use super::{Probe, raw::RawClient};
+
+/// A pipe in memory takes so many bytes that nobody has read.
+pub(crate) const PIPE: usize = 64 * 1024;
+
+/// A server that serves a [`Probe`] on pipes in memory.
+#[derive(Clone)]
+pub(crate) struct Harness {
+    pub(crate) server: Server,
+    pub(crate) handle: ServerHandle,
+    pub(crate) probe: Probe,
+    pub(crate) network: Network,
+}
+
+/// Makes connections to one server, counts them, and can be down.
+#[derive(Clone)]
+pub(crate) struct Network {
+    server: Server,
+    connections: Arc<AtomicUsize>,
+    down: Arc<AtomicBool>,
+    /// The servers' ends of the connections made.
+    tasks: Arc<std::sync::Mutex<Vec<JoinHandle<()>>>>,
+}
+
+impl Harness {
+    /// A server without limits.
+    pub(crate) fn new() -> Self {
+        Self::with(|builder| builder)
+    }
+
+    /// A server as `configure` has it.
+    pub(crate) fn with(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Self {
+        let probe = Probe::default();
+        let server = configure(Server::builder().service(probe.clone())).build().expect("the settings are good");
+        let handle = server.handle();
+        let network = Network {
+            server: server.clone(),
+            connections: Arc::default(),
+            down: Arc::default(),
+            tasks: Arc::default(),
+        };
+        Self { server, handle, probe, network }
+    }
+
+    /// A client of the server.
+    pub(crate) fn client(&self) -> Client {
+        self.client_builder().build()
+    }
+
+    /// A client of the server, to be configured.
+    pub(crate) fn client_builder(&self) -> ClientBuilder {
+        self.client_through(PIPE)
+    }
+
+    /// A client of the server through pipes that take so many bytes.
+    pub(crate) fn client_through(&self, pipe: usize) -> ClientBuilder {
+        let network = self.network.clone();
+        Client::with_connector("the test server", move || {
+            let network = network.clone();
+            async move { network.connect(pipe) }
+        })
+    }
+
+    /// A raw peer that has said nothing yet.
+    pub(crate) fn silent_peer(&self) -> RawClient {
+        self.peer_through(PIPE)
+    }
+
+    /// A raw peer behind a pipe that takes so many bytes, and that has said nothing yet.
+    pub(crate) fn peer_through(&self, pipe: usize) -> RawClient {
+        RawClient::new(self.network.connect(pipe).expect("the network is up"))
+    }
+
+    /// A raw peer that has shaken hands.
+    pub(crate) async fn peer(&self) -> RawClient {
+        let mut peer = self.silent_peer();
+        peer.shake_hands().await;
+        peer
+    }
+
+    /// The server's figures.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.handle.snapshot()
+    }
+
+    /// How often the server refused for this limit or reason.
+    pub(crate) fn refused(&self, name: &str) -> u64 {
+        self.snapshot().refused.get(name).copied().unwrap_or(0)
+    }
+
+    /// Waits until so many futures of the service live.
+    pub(crate) async fn until_running(&self, calls: usize) {
+        self.until("the calls run", |harness| harness.probe.running() == calls).await;
+    }
+
+    /// Waits until so many permits are out.
+    pub(crate) async fn until_held(&self, permits: u64) {
+        self.until("the permits are out", |harness| harness.snapshot().calls.held == permits).await;
+    }
+
+    /// Waits, in virtual time, until `condition` holds.
+    pub(crate) async fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+        for _ in 0..1_000 {
+            for _ in 0..10 {
+                if condition(self) {
+                    return;
+                }
+                yield_now().await;
+            }
+            sleep(Duration::from_micros(100)).await;
+        }
+        panic!("it did not come to it that {what}: {:#?}", self.snapshot());
+    }
+
+    /// Everything is back: see [`assert_idle`].
+    pub(crate) async fn assert_idle(&self) {
+        assert_idle(&self.handle).await;
+        assert_eq!(self.probe.running(), 0, "a future of the service lives on");
+    }
+}
+
+impl Network {
+    fn connect(&self, pipe: usize) -> io::Result<DuplexStream> {
+        self.connections.fetch_add(1, SeqCst);
+        if self.down.load(SeqCst) {
+            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the network is down"));
+        }
+        let (ours, theirs) = tokio::io::duplex(pipe);
+        let server = self.server.clone();
+        let task = tokio::spawn(async move { server.serve_connection(theirs, None).await });
+        self.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(task);
+        Ok(ours)
+    }
+
+    /// How often somebody tried to connect.
+    pub(crate) fn attempts(&self) -> usize {
+        self.connections.load(SeqCst)
+    }
+
+    /// Lets attempts to connect fail, or succeed again.
+    pub(crate) fn set_down(&self, down: bool) {
+        self.down.store(down, SeqCst);
+    }
+
+    /// Cuts every connection, as a crash of the server's machine does.
+    pub(crate) fn cut(&self) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        tasks.drain(..).for_each(|task| task.abort());
+    }
+}
+
+/// Waits until no call is in flight and nobody is connected, and checks that every figure is back.
+///
+/// In virtual time: it takes as long as a connection may take to close, and no real time.
+pub(crate) async fn assert_idle(handle: &ServerHandle) {
+    for _ in 0..2_500 {
+        if is_idle(&handle.snapshot()) {
+            return;
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    panic!("the server is not idle: {:#?}", handle.snapshot());
+}
+
+/// As [`assert_idle`], in real time: for tests over sockets.
+pub(crate) async fn assert_idle_soon(handle: &ServerHandle) {
+    let began = Instant::now();
+    while !is_idle(&handle.snapshot()) {
+        assert!(began.elapsed() < Duration::from_secs(10), "the server is not idle: {:#?}", handle.snapshot());
+        yield_now().await;
+    }
+}
+
+/// Checks that no call is in flight right now, whoever is still connected.
+pub(crate) fn no_call_runs(handle: &ServerHandle) {
+    let snapshot = handle.snapshot();
+    assert!(has_no_call(&snapshot), "a call is still in flight: {snapshot:#?}");
+}
+
+fn has_no_call(snapshot: &Snapshot) -> bool {
+    let calls = &snapshot.calls;
+    calls.held == 0 && calls.acquired == calls.released && snapshot.calls_parked == 0
+}
+
+fn is_idle(snapshot: &Snapshot) -> bool {
+    has_no_call(snapshot) && snapshot.connections == 0 && snapshot.buffered_bytes == 0
+}
+
+/// Awaits `future`, which must not take longer than a minute; virtual where time is.
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(60), future).await.expect("it takes for ever")
+}

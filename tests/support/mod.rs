@@ -1,0 +1,11 @@
+//! What the tests of the whole system share: a service with every way to behave, a server on pipes
+//! in memory, a peer that speaks raw frames, and the check that nothing is left.
+#![allow(dead_code, unused_imports, reason = "every test uses a part of it")]
+
+pub(crate) mod harness;
+pub(crate) mod probe;
+pub(crate) mod raw;
+
+pub(crate) use harness::{Harness, assert_idle, assert_idle_soon, no_call_runs, within};
+pub(crate) use probe::{Probe, method};
+pub(crate) use raw::{Got, RawClient, RawServer, Req};
