@@ -24,9 +24,6 @@ use crate::{BoxError, procfs};
 pub(crate) struct ServeJob {
     /// Where to listen; the port is usually 0.
     pub(crate) addr: SocketAddr,
-    /// For workloads in which the server takes part by more than an echo.
-    #[allow(dead_code, reason = "for workload h, whose handler waits once")]
-    pub(crate) workload: &'static Workload,
 }
 
 /// What a client is started with.

@@ -73,9 +73,6 @@ enum Command {
 struct ServeArgs {
     #[arg(long, value_parser = stacks::find)]
     stack: &'static Stack,
-    /// The workload that will be sent; only some stacks and workloads need to know.
-    #[arg(long, value_parser = workload::find, default_value = "a")]
-    workload: &'static Workload,
     #[arg(long, default_value = "127.0.0.1:0")]
     addr: SocketAddr,
     /// Worker threads of the runtime; 0 is a current-thread runtime.
@@ -109,7 +106,7 @@ fn serve(args: ServeArgs) -> Result<(), BoxError> {
     if args.until_stdin_ends {
         harness::exit_when_stdin_ends();
     }
-    let job = ServeJob { addr: args.addr, workload: args.workload };
+    let job = ServeJob { addr: args.addr };
     block_on(args.workers, (args.stack.serve)(job))
 }
 

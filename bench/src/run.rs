@@ -155,13 +155,14 @@ impl Plan {
     fn measure(&self, stack: &Stack, workload: &Workload, round: usize) -> Result<Row, BoxError> {
         let server = Server::start(self.command(self.pin.server_cpu()), |command| {
             command.args(["serve", "--until-stdin-ends"]);
-            self.add_common_args(command, stack, workload);
+            self.add_common_args(command, stack);
         })?;
         let mut client = self.command(self.pin.client_cpu());
         client.args(["load", "--addr", &server.addr]);
         client.args(["--server-pid", &server.process.id().to_string()]);
         client.args(["--seconds", &self.seconds.to_string()]);
-        self.add_common_args(&mut client, stack, workload);
+        client.args(["--workload", workload.name]);
+        self.add_common_args(&mut client, stack);
         let finished = client.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         if !finished.status.success() {
             return Err(format!("the client ended with {}", finished.status).into());
@@ -196,8 +197,8 @@ impl Plan {
         }
     }
 
-    fn add_common_args(&self, command: &mut Command, stack: &Stack, workload: &Workload) {
-        command.args(["--stack", stack.name, "--workload", workload.name]);
+    fn add_common_args(&self, command: &mut Command, stack: &Stack) {
+        command.args(["--stack", stack.name]);
         command.args(["--workers", &self.workers.to_string()]);
     }
 }

@@ -19,7 +19,6 @@ pub(crate) const NAME_LEN: usize = 16;
 
 impl Workload {
     /// The text field of the message, for stacks that have messages.
-    #[allow(dead_code, reason = "for the stacks with a codec, which follow")]
     pub(crate) fn name_field(&self) -> String {
         String::from_utf8(NAME.to_vec()).expect("the name is ASCII")
     }

@@ -4,10 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use sluicegate::client::Method;
 use sluicegate::limit::Rate;
-use sluicegate::server::{MethodOptions, ServiceMethods};
-use sluicegate::{Bytes, Client, Context, Server, Status};
+use sluicegate::{Bytes, Client, Server};
 
 use crate::BoxError;
 use crate::harness::{self, Caller, LoadJob, Measured, ServeJob};
@@ -62,30 +60,34 @@ struct PlainMessage {
     payload: Vec<u8>,
 }
 
-struct Echo;
-
-impl sluicegate::server::Service for Echo {
-    fn name(&self) -> &str {
-        "Echo"
-    }
-
-    fn register(self, methods: &mut ServiceMethods<'_>) {
-        let options = MethodOptions::default();
-        methods.unary("structs", options, |_: &Context, (m,): (Message,)| async move { Ok::<_, Status>(m) });
-        methods.unary("plain", options, |_: &Context, (m,): (PlainMessage,)| async move { Ok::<_, Status>(m) });
-        methods.unary_bytes("bytes", options, |_: &Context, m: Bytes| async move { Ok(m) });
-    }
+#[sluicegate::service]
+trait Echo {
+    async fn structs(&self, message: Message) -> Message;
+    async fn plain(&self, message: PlainMessage) -> PlainMessage;
+    async fn bytes(&self, message: Bytes) -> Bytes;
 }
 
-const STRUCTS_METHOD: Method = Method::new("Echo", "structs");
-const PLAIN_METHOD: Method = Method::new("Echo", "plain");
-const BYTES_METHOD: Method = Method::new("Echo", "bytes");
+struct Echoing;
+
+impl Echo for Echoing {
+    async fn structs(&self, message: Message) -> Message {
+        message
+    }
+
+    async fn plain(&self, message: PlainMessage) -> PlainMessage {
+        message
+    }
+
+    async fn bytes(&self, message: Bytes) -> Bytes {
+        message
+    }
+}
 
 /// Every limit is set, far above what is reached.
 async fn serve(job: ServeJob) -> Result<(), BoxError> {
     let rate = Rate::per_second(100e6).burst(1_000_000);
     let server = Server::builder()
-        .service(Echo)
+        .service(EchoServer::new(Echoing))
         .max_concurrent_calls(100_000)
         .max_concurrent_calls_per_connection(10_000)
         .rate(rate)
@@ -96,7 +98,7 @@ async fn serve(job: ServeJob) -> Result<(), BoxError> {
     Ok(())
 }
 
-async fn load<C: Caller>(job: LoadJob, caller: impl Fn(Client, &LoadJob) -> C) -> Result<Measured, BoxError> {
+async fn load<C: Caller>(job: LoadJob, caller: impl Fn(EchoClient, &LoadJob) -> C) -> Result<Measured, BoxError> {
     let mut callers = Vec::new();
     for _ in 0..job.workload.connections {
         let client = connect(job.addr);
@@ -105,12 +107,12 @@ async fn load<C: Caller>(job: LoadJob, caller: impl Fn(Client, &LoadJob) -> C) -
     harness::call_in_loops(&job, callers).await
 }
 
-fn connect(addr: SocketAddr) -> Client {
-    Client::builder(addr.to_string()).timeout(Duration::from_secs(10)).build()
+fn connect(addr: SocketAddr) -> EchoClient {
+    Client::builder(addr.to_string()).timeout(Duration::from_secs(10)).build().service()
 }
 
 struct Structs {
-    client: Client,
+    client: EchoClient,
     message: Message,
 }
 
@@ -120,13 +122,13 @@ impl Caller for Structs {
         let payload_len = message.payload.len();
         message.id = id;
         // The answer is the next request: to build one is not the framework's work.
-        self.message = self.client.call::<_, Message>(STRUCTS_METHOD, (message,)).await?;
+        self.message = self.client.structs(message).await?;
         check(self.message.id == id && self.message.payload.len() == payload_len)
     }
 }
 
 struct Plain {
-    client: Client,
+    client: EchoClient,
     message: PlainMessage,
 }
 
@@ -136,20 +138,20 @@ impl Caller for Plain {
         let payload_len = message.payload.len();
         message.id = id;
         // The answer is the next request: to build one is not the framework's work.
-        self.message = self.client.call::<_, PlainMessage>(PLAIN_METHOD, (message,)).await?;
+        self.message = self.client.plain(message).await?;
         check(self.message.id == id && self.message.payload.len() == payload_len)
     }
 }
 
 struct Untouched {
-    client: Client,
+    client: EchoClient,
     message: Vec<u8>,
 }
 
 impl Caller for Untouched {
     async fn call(&mut self, id: u64) -> Result<(), BoxError> {
         self.message[..8].copy_from_slice(&id.to_le_bytes());
-        let answer = self.client.call_bytes(BYTES_METHOD, Bytes::copy_from_slice(&self.message)).await?;
+        let answer = self.client.bytes(Bytes::copy_from_slice(&self.message)).await?;
         check(answer.len() == self.message.len() && answer[..8] == self.message[..8])
     }
 }
