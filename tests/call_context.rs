@@ -64,9 +64,14 @@ async fn a_call_made_by_a_service_inherits_what_is_left_of_the_time_and_the_trac
 
 #[tokio::test(start_paused = true)]
 async fn a_nested_call_ends_when_the_outer_caller_gives_up() {
-    let (outer, inner) = (Harness::new(), Harness::with(|builder| builder.pipeline(|pipeline, _| {
-        pipeline.add_last("slow", Slow);
-    })));
+    let (outer, inner) = (
+        Harness::new(),
+        Harness::with(|builder| {
+            builder.pipeline(|pipeline, _| {
+                pipeline.add_last("slow", Slow);
+            })
+        }),
+    );
     outer.probe.set_inner_client(inner.client());
     let client = outer.client();
     for method in [method::NESTED, method::NESTED_SPAWNED] {

@@ -136,13 +136,17 @@ async fn what_does_not_finish_within_the_grace_period_is_cut_told_and_named() {
         .collect();
     told.sort_by_key(|(id, ..)| *id);
     let unavailable = StatusCode::Unavailable;
-    let expected = [(1, unavailable, Executed::Maybe), (2, unavailable, Executed::Maybe), (3, unavailable, Executed::Never)];
+    let expected =
+        [(1, unavailable, Executed::Maybe), (2, unavailable, Executed::Maybe), (3, unavailable, Executed::Never)];
     assert_eq!(told, expected);
     drop(peer);
     let mut drained = drained.await.unwrap();
     drained.cut.sort_by_key(|cut| cut.id);
     let cut: Vec<_> = drained.cut.iter().map(|cut| (cut.id.sequence(), &*cut.method, cut.started)).collect();
-    assert_eq!(cut, [(1, "test.Probe/gate", true), (2, "test.Probe/gate_spawned", true), (3, "test.Probe/echo", false)]);
+    assert_eq!(
+        cut,
+        [(1, "test.Probe/gate", true), (2, "test.Probe/gate_spawned", true), (3, "test.Probe/echo", false)]
+    );
     assert_eq!((drained.stuck_connections, harness.probe.running(), harness.probe.finished()), (0, 0, 0));
     harness.assert_idle().await;
 }

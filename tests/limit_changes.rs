@@ -20,7 +20,8 @@ async fn is_served(client: &Client) -> bool {
 async fn a_limit_set_below_what_is_in_flight_holds_once_enough_has_ended() {
     let harness = Harness::with(|builder| builder.max_concurrent_calls(10));
     let client = harness.client();
-    let calls: Vec<_> = (0..10_u64).map(|ms| tokio::spawn(client.call::<_, u64>(method::SLEEP, (100 + 10 * ms,)))).collect();
+    let calls: Vec<_> =
+        (0..10_u64).map(|ms| tokio::spawn(client.call::<_, u64>(method::SLEEP, (100 + 10 * ms,)))).collect();
     harness.until_running(10).await;
     harness.handle.set_max_concurrent_calls(Some(4)).unwrap();
     assert_eq!((harness.snapshot().calls.held, harness.snapshot().calls.max), (10, Some(4)));
@@ -119,7 +120,10 @@ fn settings_that_cannot_be_are_refused_when_the_server_is_built() {
     let builder = || sluicegate::Server::builder().service(Probe::default());
     let error = |built: Result<sluicegate::Server, BuildError>| built.unwrap_err().to_string();
     assert!(matches!(builder().max_concurrent_calls(0).build(), Err(BuildError::Concurrency { limit: "global", .. })));
-    assert!(matches!(builder().rate(Rate::per_second(0.0)).build(), Err(BuildError::Rate { limit: "global rate", .. })));
+    assert!(matches!(
+        builder().rate(Rate::per_second(0.0)).build(),
+        Err(BuildError::Rate { limit: "global rate", .. })
+    ));
     let burstless = builder().rate_per_connection(Rate::per_second(1.0).burst(0)).build();
     assert!(matches!(burstless, Err(BuildError::Rate { limit: "connection rate", .. })));
     assert!(matches!(builder().max_concurrent_calls_per_connection(0).build(), Err(BuildError::Zero { .. })));

@@ -103,7 +103,11 @@ async fn with_a_limit_of_one_of_two_calls_at_once_exactly_one_passes_every_time(
     for _ in 0..100 {
         harness.probe.close_gate();
         let calls = [&first, &second].map(|client| tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,))));
-        harness.until("one was refused", |harness| calls.iter().any(|call| call.is_finished()) && harness.probe.running() == 1).await;
+        harness
+            .until("one was refused", |harness| {
+                calls.iter().any(|call| call.is_finished()) && harness.probe.running() == 1
+            })
+            .await;
         harness.probe.open_gate();
         let mut good = 0;
         for call in calls {

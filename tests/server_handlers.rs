@@ -112,8 +112,15 @@ async fn calls_pass_handlers_first_to_last_and_answers_last_to_first() {
         peer.send(&Req::new(id, method, ("hi",)).bytes()).await;
         peer.answer(id).await;
         let expected = [
-            "a inbound ?", "b inbound ?", "c inbound ?", "c outbound ? reply of 3", "b outbound ? reply of 3",
-            "a outbound ? reply of 3", "c written ?", "b written ?", "a written ?",
+            "a inbound ?",
+            "b inbound ?",
+            "c inbound ?",
+            "c outbound ? reply of 3",
+            "b outbound ? reply of 3",
+            "a outbound ? reply of 3",
+            "c written ?",
+            "b written ?",
+            "a written ?",
         ];
         assert_eq!(log.take(), expected.map(|line| line.replace('?', &id.to_string())));
     }
@@ -330,7 +337,9 @@ async fn what_a_wait_decides_is_done() {
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_is_over_at_once_passes() {
     let harness = with_handler(|| {
-        Deciding(|_: &mut Call<'_>| Decision::Wait(Box::pin(async { Decision::Wait(Box::pin(async { Decision::Pass })) })))
+        Deciding(|_: &mut Call<'_>| {
+            Decision::Wait(Box::pin(async { Decision::Wait(Box::pin(async { Decision::Pass })) }))
+        })
     });
     let mut peer = harness.peer().await;
     for id in 1..=100_u64 {
@@ -552,7 +561,11 @@ async fn outbound_handlers_see_the_deadline_that_passed_and_the_panic() {
     peer.answer(2).await;
     sleep(MS).await;
     let expected = [
-        "it inbound 1", "it outbound 1 DEADLINE_EXCEEDED", "it written 1", "it inbound 2", "it outbound 2 INTERNAL",
+        "it inbound 1",
+        "it outbound 1 DEADLINE_EXCEEDED",
+        "it written 1",
+        "it inbound 2",
+        "it outbound 2 INTERNAL",
         "it written 2",
     ];
     assert_eq!(log.take(), expected);

@@ -50,8 +50,11 @@ async fn whoever_breaks_the_protocol_is_told_how_and_its_calls_are_cancelled() {
     for (what, bytes, names) in cases {
         let harness = Harness::new();
         let mut peer = harness.peer().await;
-        peer.send(&[Req::new(1, method::GATE, (1_u64,)).bytes(), Req::new(2, method::GATE_SPAWNED, (2_u64,)).bytes()].concat())
-            .await;
+        peer.send(
+            &[Req::new(1, method::GATE, (1_u64,)).bytes(), Req::new(2, method::GATE_SPAWNED, (2_u64,)).bytes()]
+                .concat(),
+        )
+        .await;
         harness.until_running(2).await;
         let began = Instant::now();
         peer.send(&bytes).await;
@@ -101,7 +104,8 @@ async fn another_protocol_on_the_port_is_told_so_in_one_go_away() {
                 peer.send(part).await;
             }
             let rest = peer.peer.rest().await;
-            let [Got::GoAway { last: CallId::CONNECTION, reason: GoAwayReason::ProtocolError, message }] = &rest[..] else {
+            let [Got::GoAway { last: CallId::CONNECTION, reason: GoAwayReason::ProtocolError, message }] = &rest[..]
+            else {
                 panic!("{names}: {rest:?}")
             };
             assert!(message.contains(names), "{message}");

@@ -231,8 +231,15 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     let ready = ready!(preparing.as_mut().poll(cx));
                     self.state = State::Done;
                     let (ready, need) = ready?;
-                    if self.send(ready, clock::now(), Some(need), cx)? {
-                        return Poll::Pending;
+                    let connection = Arc::clone(&ready.connection);
+                    match self.send(ready, clock::now(), Some(need), cx) {
+                        Ok(true) => return Poll::Pending,
+                        Ok(false) => {}
+                        Err(error) => {
+                            // The next in line may have the room that this one waited for.
+                            connection.pass_room_on();
+                            return Poll::Ready(Err(error));
+                        }
                     }
                 }
                 State::Sent { connection, id } => {
@@ -313,6 +320,12 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             Ok(Sent::NoRoom) => self.prepare(Need::Room, Some(connection), deadline),
             Ok(Sent::Gone) => {
                 self.client.forget(&connection);
+                // Turned away on the very connection that was made for it: to go on would be a loop.
+                if waited == Some(Need::Connection)
+                    && let Some(error) = connection.ended()
+                {
+                    return Err(error);
+                }
                 self.prepare(Need::Connection, None, deadline);
             }
             // The server may take more than it must, but has not said so yet.

@@ -151,6 +151,10 @@ impl Client {
 
     /// Forgets a connection that takes no more calls, so that the next call gets a new one.
     pub(crate) fn forget(&self, gone: &Arc<Connection>) {
+        if gone.has_failed() {
+            // That is a failed attempt, and its task is about to say so.
+            return;
+        }
         let mut manager = self.shared.lock();
         if matches!(&manager.phase, Phase::Open(connection) if Arc::ptr_eq(connection, gone)) {
             manager.phase = Phase::Idle;
@@ -309,8 +313,8 @@ impl Shared {
     fn step(self: &Arc<Self>, began: &mut bool) -> Result<Option<Arc<Connection>>, CallError> {
         let mut manager = self.lock();
         match &manager.phase {
-            Phase::Open(connection) => return Ok(Some(Arc::clone(connection))),
-            Phase::Connecting => {
+            Phase::Open(connection) if !connection.has_failed() => return Ok(Some(Arc::clone(connection))),
+            Phase::Open(_) | Phase::Connecting => {
                 *began = true;
                 return Ok(None);
             }
@@ -400,21 +404,22 @@ impl Attempt {
         // Only callers keep the client: its connection alone must not.
         let weak = Arc::downgrade(shared);
         drop(self);
-        let proved_good = driver.run().await;
+        let failure = driver.run().await;
         let Some(shared) = weak.upgrade() else { return };
-        let mut manager = shared.lock();
-        if proved_good {
-            manager.backoff.reset();
+        {
+            let mut manager = shared.lock();
+            if failure.is_none() {
+                manager.backoff.reset();
+            }
+            // The first attempt after a loss is delayed, too: all clients of a server lose it together.
+            let delay = manager.backoff.next_delay();
+            manager.not_before = clock::now().checked_add(delay);
+            if matches!(&manager.phase, Phase::Open(open) if Arc::ptr_eq(open, &connection)) {
+                manager.failure = failure.map(|cause| Arc::new(io::Error::other(cause)));
+                manager.phase = Phase::Idle;
+            }
         }
-        // The first attempt after a loss is delayed, too: all clients of a server lose it together.
-        let delay = manager.backoff.next_delay();
-        manager.not_before = clock::now().checked_add(delay);
-        if !proved_good && let Some(CallError::Lost { source, .. }) = connection.ended() {
-            manager.failure = Some(Arc::new(io::Error::other(source)));
-        }
-        if matches!(&manager.phase, Phase::Open(open) if Arc::ptr_eq(open, &connection)) {
-            manager.phase = Phase::Idle;
-        }
+        shared.changed.notify_waiters();
     }
 
     fn failed(&self, error: io::Error) {

@@ -204,6 +204,11 @@ impl Connection {
         }
     }
 
+    /// A caller that waited for room does not use it.
+    pub(crate) fn pass_room_on(&self) {
+        self.room.notify_one();
+    }
+
     /// Waits until the server has said what it takes, or no more calls are taken.
     pub(crate) async fn wait_for_greeting(&self) {
         let mut greeted = pin!(self.greeting.notified());
@@ -231,6 +236,12 @@ impl Connection {
     /// Why no call is taken any more.
     pub(crate) fn ended(&self) -> Option<CallError> {
         self.lock().ended.clone()
+    }
+
+    /// Whether it ended before it was of any use; its task is about to say so to the client.
+    pub(crate) fn has_failed(&self) -> bool {
+        let state = self.lock();
+        state.ended.is_some() && !state.greeted
     }
 
     /// Calls that are out or whose answers were not fetched.
@@ -360,12 +371,27 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
     }
 
-    /// Drives the connection to its end; whether it had proved good.
-    pub(crate) async fn run(mut self) -> bool {
+    /// Drives the connection to its end; why it ended, if it had not proved good by then.
+    pub(crate) async fn run(mut self) -> Option<LostCause> {
         let cause = poll_fn(|cx| self.poll(cx)).await;
         tracing::debug!(peer = %self.connection.peer, %cause, "connection ended");
         self.connection.end(&cause, self.left());
-        self.proved_good
+        if let LostCause::Protocol(message) = &cause {
+            self.tell_why(message);
+        }
+        (!self.proved_good).then_some(cause)
+    }
+
+    /// Tells the server how it broke the protocol, if that can be written without waiting.
+    fn tell_why(&mut self, message: &str) {
+        if self.sent < self.writing.len() {
+            return;
+        }
+        let mut farewell = Vec::new();
+        encode_go_away(&mut farewell, CallId::CONNECTION, GoAwayReason::ProtocolError, message);
+        let (io, mut cx) = (&mut self.io, Context::from_waker(Waker::noop()));
+        let _ = poll_io(&mut cx, |cx| Pin::new(&mut *io).poll_write(cx, &farewell));
+        let _ = poll_io(&mut cx, |cx| Pin::new(&mut *io).poll_shutdown(cx));
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LostCause> {
@@ -565,7 +591,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             }
             Frame::GoAway(go_away) => {
                 self.going_away(state, go_away.last, go_away.reason, go_away.message);
-                Ok(false)
+                // In place of a HELLO it means that we are not wanted, now and for a while.
+                if state.greeted { Ok(false) } else { Err(LostCause::TurnedAway(go_away.message.into())) }
             }
             Frame::Cont { .. } | Frame::Pong(_) | Frame::Ignored { .. } => Ok(false),
             _ => Err(LostCause::Protocol("it sent a frame that only a client sends".into())),

@@ -158,6 +158,8 @@ pub enum LostCause {
     Io(Arc<io::Error>),
     /// The server ended its stream without a farewell.
     ServerClosed,
+    /// The server would not serve this connection, and said why.
+    TurnedAway(Arc<str>),
     /// The server broke the protocol.
     Protocol(Arc<str>),
     /// The runtime that drove the connection ended.
@@ -169,6 +171,7 @@ impl fmt::Display for LostCause {
         match self {
             Self::Io(error) => error.fmt(f),
             Self::ServerClosed => f.write_str("the server closed the connection"),
+            Self::TurnedAway(message) => write!(f, "the server turned the connection away: {message}"),
             Self::Protocol(message) => write!(f, "the server broke the protocol: {message}"),
             Self::RuntimeEnded => f.write_str("the runtime of the connection ended"),
         }

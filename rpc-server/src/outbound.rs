@@ -1,9 +1,7 @@
 //! Responses on their way out: past the handlers, into the buffer, with the permits that wait for
 //! them.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rpc_codec::{OpenMessage, encode_refusal, encode_status};
 use rpc_core::{CallId, Metadata, Refusal, Status, limit::HeldPermit};

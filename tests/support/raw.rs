@@ -23,12 +23,28 @@ use tokio::{
 #[derive(Debug)]
 pub(crate) enum Got {
     Hello(Hello),
-    Request { id: CallId, timeout_us: u64, attempt: u8, metadata: Metadata, body: Vec<u8> },
-    Response { id: CallId, code: StatusCode, executed: Executed, status: Status, body: Vec<u8> },
+    Request {
+        id: CallId,
+        timeout_us: u64,
+        attempt: u8,
+        metadata: Metadata,
+        body: Vec<u8>,
+    },
+    Response {
+        id: CallId,
+        code: StatusCode,
+        executed: Executed,
+        status: Status,
+        body: Vec<u8>,
+    },
     Cancel(CallId),
     Ping([u8; 8]),
     Pong([u8; 8]),
-    GoAway { last: CallId, reason: GoAwayReason, message: String },
+    GoAway {
+        last: CallId,
+        reason: GoAwayReason,
+        message: String,
+    },
     /// The end of the stream.
     End,
     Other,
