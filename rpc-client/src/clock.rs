@@ -2,6 +2,8 @@
 
 use std::{sync::LazyLock, time::Instant};
 
+use rpc_core::limit::{Clock, Ticks};
+
 /// Now, as the runtime has it.
 pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
@@ -9,7 +11,7 @@ pub(crate) fn now() -> Instant {
 
 /// The monotonic clock as it stands on the wire: microseconds, cut to 32 bits.
 pub(crate) fn wire_micros(instant: Instant) -> u32 {
-    static ORIGIN: LazyLock<Instant> = LazyLock::new(now);
-    let since = instant.saturating_duration_since(*ORIGIN);
-    (since.as_secs() as u32).wrapping_mul(1_000_000).wrapping_add(since.subsec_micros())
+    // Ticks go on below the first reading: the clocks of two runtimes may be virtual and disagree.
+    static CLOCK: LazyLock<Clock> = LazyLock::new(|| Clock::new(now()));
+    (CLOCK.ticks(instant).as_u64() / (Ticks::PER_NANOSECOND * 1_000)) as u32
 }

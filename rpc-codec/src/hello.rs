@@ -210,7 +210,9 @@ const fn malformed(why: &'static str) -> DecodeError {
 /// Names the protocol whose first four bytes are not a length of ours.
 fn foreign(buf: &[u8]) -> DecodeError {
     let protocol = match buf.first_chunk::<4>() {
-        Some(b"GET " | b"POST" | b"PUT " | b"HEAD" | b"OPTI" | b"DELE" | b"PATC" | b"CONN" | b"TRAC") => "HTTP/1",
+        Some(b"GET " | b"POST" | b"PUT " | b"HEAD" | b"OPTI" | b"DELE" | b"PATC" | b"CONN" | b"TRAC" | b"HTTP") => {
+            "HTTP/1"
+        }
         Some(b"PRI ") => "HTTP/2",
         Some(b"SSH-") => "SSH",
         Some(b"PING" | b"*1\r\n" | b"*2\r\n" | b"*3\r\n") => "Redis",

@@ -21,14 +21,11 @@ pub(crate) struct Reading {
 
 impl Reading {
     pub(crate) fn now() -> Self {
-        static CLOCK: LazyLock<(Instant, Clock)> = LazyLock::new(|| {
-            let origin = now();
-            (origin, Clock::new(origin))
-        });
+        static CLOCK: LazyLock<Clock> = LazyLock::new(|| Clock::new(now()));
         let instant = now();
-        let (origin, clock) = &*CLOCK;
-        let since = instant.saturating_duration_since(*origin);
-        let micros = since.as_secs() * 1_000_000 + u64::from(since.subsec_micros());
-        Self { instant, ticks: clock.ticks(instant), micros }
+        // Ticks go on below the first reading: the clocks of two runtimes may be virtual and disagree.
+        let ticks = CLOCK.ticks(instant);
+        let micros = ticks.as_u64() / (Ticks::PER_NANOSECOND * 1_000);
+        Self { instant, ticks, micros }
     }
 }
