@@ -66,7 +66,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let refusal = told.hear_burst(in_a_row(&library, 20).await, "connection rate")?;
     told.come_back(&library, refusal).await?;
 
-    println!("\nSix clients make 10 calls each; together they may have 40, and then 10 per second");
+    println!("\nSix clients make 10 calls each; all together may begin with 40, of which some are spent by now");
     let clients: Vec<_> = (0..6).map(|_| connect(&address)).collect();
     let outcomes = join_all(clients.iter().map(|library| in_a_row(library, 10))).await;
     let refusal = told.hear_burst(outcomes.into_iter().flatten().collect(), "global rate")?;

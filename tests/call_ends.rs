@@ -452,3 +452,21 @@ async fn echo(client: &sluicegate::Client) -> Result<String, CallError> {
     const ECHO: Method = method::ECHO;
     client.call(ECHO, ("echo".to_owned(),)).await
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_transport_that_buffers_gives_the_permit_back_only_when_it_has_flushed() {
+    let harness = Harness::new();
+    let (ours, theirs) = tokio::io::duplex(1024);
+    let server = harness.server.clone();
+    tokio::spawn(async move { server.serve_connection(tokio::io::BufStream::new(theirs), None).await });
+    let mut peer = support::RawClient::new(ours);
+    peer.shake_hands().await;
+    peer.send(&Req::new(1, method::LARGE, (5_000_u32,)).bytes()).await;
+    harness.until_held(1).await;
+    sleep(1_000 * MS).await;
+    assert_eq!(harness.snapshot().calls.held, 1, "the bytes have left the server, but not the transport");
+    assert_eq!(peer.reply::<String>(1).await.len(), 5_000);
+    harness.until_held(0).await;
+    peer.part().await;
+    harness.assert_idle().await;
+}

@@ -389,3 +389,30 @@ async fn answers_and_drops_that_meet_in_one_moment_leave_no_trace() {
     drop(client);
     harness.assert_idle().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_waits_for_room_goes_elsewhere_when_the_server_takes_no_more() {
+    let (builder, mut servers) = scripted(64 * 1024);
+    let client = builder.build();
+    let first = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
+    let mut old = servers.recv().await.unwrap();
+    old.shake_hands(1).await;
+    let (first_id, _) = old.request().await;
+    sleep(MS).await;
+    let waiting: Vec<_> = (0..10_u64).map(|n| tokio::spawn(client.call::<_, u64>(method::GATE, (n,)))).collect();
+    sleep(MS).await;
+    old.go_away(first_id, GoAwayReason::Drain, "moving house").await;
+    let mut new = servers.recv().await.unwrap();
+    new.shake_hands(100).await;
+    for _ in 0..10 {
+        let (id, body) = new.request().await;
+        let (n,): (u64,) = CodecId::BINCODE.decode(&body).unwrap();
+        new.reply(id, n).await;
+    }
+    for (n, call) in (0..).zip(waiting) {
+        assert_eq!(call.await.unwrap().unwrap(), n);
+    }
+    old.reply(first_id, 1_u64).await;
+    assert_eq!(first.await.unwrap().unwrap(), 1);
+    assert!(servers.try_recv().is_err(), "one new connection is enough");
+}

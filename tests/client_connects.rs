@@ -138,8 +138,7 @@ async fn all_who_wait_for_an_attempt_fail_with_it() {
 
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_takes_too_long_fails_and_a_caller_may_leave_before() {
-    let client =
-        Client::with_connector("a black hole", || std::future::pending::<io::Result<tokio::io::DuplexStream>>());
+    let client = Client::with_connector("a black hole", std::future::pending::<io::Result<tokio::io::DuplexStream>>);
     let client = client.connect_timeout(3_000 * MS).build();
     let began = Instant::now();
     let error = client.call::<_, u64>(method::GATE, (1_u64,)).timeout(50 * MS).await.unwrap_err();
@@ -332,8 +331,7 @@ async fn a_closed_client_takes_no_calls_and_waits_for_those_that_are_out() {
 
 #[tokio::test(start_paused = true)]
 async fn calls_that_wait_for_a_connection_fail_when_the_client_is_closed() {
-    let client =
-        Client::with_connector("a black hole", || std::future::pending::<io::Result<tokio::io::DuplexStream>>());
+    let client = Client::with_connector("a black hole", std::future::pending::<io::Result<tokio::io::DuplexStream>>);
     let client = client.build();
     let waiting: Vec<_> = (0..10_u64).map(|n| tokio::spawn(client.call::<_, u64>(method::GATE, (n,)))).collect();
     sleep(MS).await;

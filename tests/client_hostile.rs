@@ -2,14 +2,18 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{
+    io,
+    sync::{Mutex, atomic::Ordering::SeqCst},
+    time::Duration,
+};
 
 use rpc_codec::GoAwayReason;
 use rpc_core::CallId;
 use sluicegate::{CallError, Client, Executed, StatusCode, client::LostCause};
 use support::{
     Got, RawServer, method,
-    raw::{cancel, frame, hello, hello_with, response, scripted},
+    raw::{Flood, cancel, frame, hello, hello_with, response, scripted},
 };
 use tokio::{
     sync::mpsc::UnboundedReceiver,
@@ -216,5 +220,28 @@ async fn answers_are_the_same_however_their_bytes_are_split() {
         for (n, call) in (0..).zip(calls) {
             assert_eq!(call.await.unwrap().unwrap(), n);
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_frames_that_answer_nothing_does_not_keep_the_thread() {
+    let ping = frame(9, 0, 0, &[7; 8], &[]);
+    let unknown = frame(0x85, 0, 0, &[], &[]);
+    for frames in [ping, unknown] {
+        let flood = Flood::new(hello(), &frames);
+        let (reads, flood) = (flood.reads(), Mutex::new(Some(flood)));
+        let client = Client::with_connector("the flood", move || {
+            let flood = flood.lock().unwrap().take();
+            async { flood.ok_or_else(|| io::Error::other("once is enough")) }
+        });
+        let client = client.build();
+        let call = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
+        while reads.load(SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        let in_one_turn = reads.load(SeqCst);
+        // A runtime of one thread looks at tasks 61 times before it looks at the test.
+        assert!(in_one_turn < 61 * 10, "{in_one_turn} reads in one turn");
+        assert!(call.await.unwrap().is_err());
     }
 }

@@ -572,3 +572,93 @@ async fn outbound_handlers_see_the_deadline_that_passed_and_the_panic() {
     peer.part().await;
     harness.assert_idle().await;
 }
+
+/// Panics when it is dropped before it is over.
+struct FragileWait(bool);
+
+impl Future for FragileWait {
+    type Output = Decision;
+
+    fn poll(self: std::pin::Pin<&mut Self>, _: &mut std::task::Context<'_>) -> std::task::Poll<Decision> {
+        std::task::Poll::Pending
+    }
+}
+
+impl Drop for FragileWait {
+    fn drop(&mut self) {
+        assert!(self.0 || std::thread::panicking(), "secret of the handler");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_panics_when_it_is_dropped_harms_no_other_call() {
+    let harness = with_handler(|| {
+        Deciding(|call: &mut Call<'_>| match call.metadata().get("wait") {
+            Some(_) => Decision::Wait(Box::pin(FragileWait(false))),
+            None => Decision::Pass,
+        })
+    });
+    let mut peer = harness.peer().await;
+    peer.send(&[waiting(1).bytes(), waiting(2).timeout(10 * MS).bytes(), waiting(3).bytes()].concat()).await;
+    peer.send(&Req::new(4, method::GATE, (4_u64,)).bytes()).await;
+    harness.until_held(4).await;
+    peer.send(&cancel(1)).await;
+    assert_eq!(peer.answer(2).await.0.code(), StatusCode::DeadlineExceeded);
+    harness.probe.open_gate();
+    assert_eq!(peer.reply::<u64>(4).await, 4);
+    harness.until_held(1).await;
+    drop(peer);
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pipeline_that_cannot_be_built_costs_its_connection() {
+    let harness = Harness::with(|builder| {
+        let connections = std::sync::atomic::AtomicU32::new(0);
+        builder.pipeline(move |_, _| {
+            let before = connections.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            assert!(before > 0, "the first connection is unlucky");
+        })
+    });
+    let unlucky = harness.client();
+    let error = unlucky.call::<_, String>(method::ECHO, ("hi",)).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (StatusCode::Unavailable, Executed::Never), "{error:?}");
+    drop(unlucky);
+    harness.peer().await.part().await;
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_refuses_a_call_which_waited_before_it_leaves_no_trace() {
+    let (let_in, _) = tokio::sync::watch::channel(false);
+    let door = let_in.clone();
+    let harness = Harness::with(|builder| {
+        builder.rate(Rate::per_second(0.001).burst(10)).max_concurrent_calls(1).pipeline(move |pipeline, _| {
+            let door = door.clone();
+            let handler = Deciding(move |_: &mut Call<'_>| {
+                let mut open = door.subscribe();
+                Decision::Wait(Box::pin(async move {
+                    let _ = open.wait_for(|open| *open).await;
+                    Decision::Pass
+                }))
+            });
+            pipeline.add_after("global rate", "door", handler);
+        })
+    });
+    let mut peer = harness.peer().await;
+    let requests: Vec<_> = (1..=10_u64).map(|id| Req::new(id, method::GATE, (id,)).bytes()).collect();
+    peer.send(&requests.concat()).await;
+    harness.until("all wait", |harness| harness.snapshot().calls_parked == 10).await;
+    assert_eq!(harness.snapshot().calls.held, 0, "who waits holds nothing");
+    let_in.send_replace(true);
+    for _ in 0..9 {
+        let Got::Response { status, .. } = peer.next().await else { panic!("an answer is missing") };
+        assert_eq!((status.code(), status.executed()), (StatusCode::ResourceExhausted, Executed::Never));
+        assert_eq!(status.error_info().unwrap().reason, "CONCURRENCY_LIMIT");
+    }
+    harness.until_running(1).await;
+    peer.send(&Req::new(11, method::ECHO, ("hi",)).bytes()).await;
+    assert_eq!(peer.answer(11).await.0.code(), StatusCode::ResourceExhausted);
+    drop(peer);
+    harness.assert_idle().await;
+}

@@ -2,28 +2,16 @@
 
 mod support;
 
-use std::{
-    io,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use rpc_codec::{GoAwayReason, encode_ping};
 use rpc_core::CallId;
 use sluicegate::StatusCode;
 use support::{
     Got, Harness, Req, method, no_call_runs,
-    raw::{cancel, frame, hello, hello_with, response},
+    raw::{Flood, cancel, frame, hello, hello_with, response},
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -337,38 +325,6 @@ async fn a_peer_that_does_not_read_is_not_read_from_above_the_high_water_mark() 
     harness.assert_idle().await;
 }
 
-/// Never runs out of frames that cost the server nothing.
-struct Flood {
-    opening: Vec<u8>,
-    frames: Vec<u8>,
-    reads: Arc<AtomicUsize>,
-}
-
-impl AsyncRead for Flood {
-    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        buf.put_slice(&std::mem::take(&mut self.opening));
-        // Ends after far more than any turn should take, so that the test ends even if turns do not.
-        if self.reads.fetch_add(1, SeqCst) < 1_000 {
-            buf.put_slice(&self.frames);
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Flood {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Poll::Ready(Ok(buf.len()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_frames_that_open_no_call_does_not_keep_the_thread() {
     let mut ping = Vec::new();
@@ -377,9 +333,8 @@ async fn a_flood_of_frames_that_open_no_call_does_not_keep_the_thread() {
     let late = [Req::new(1, method::ECHO, ("hi",)).bytes(), cancel(1)].concat();
     for (opening, frames) in [(vec![], unknown), (vec![], ping), (late, cancel(1))] {
         let harness = Harness::new();
-        let reads = Arc::new(AtomicUsize::new(0));
-        let flood =
-            Flood { opening: [hello(), opening].concat(), frames: frames.repeat(1_000), reads: Arc::clone(&reads) };
+        let flood = Flood::new([hello(), opening].concat(), &frames);
+        let reads = flood.reads();
         let server = harness.server.clone();
         tokio::spawn(async move { server.serve_connection(flood, None).await });
         tokio::task::yield_now().await;

@@ -318,21 +318,32 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                 return Ok(true);
             }
             Ok(Sent::NoRoom) => self.prepare(Need::Room, Some(connection), deadline),
-            Ok(Sent::Gone) => {
-                self.client.forget(&connection);
-                // Turned away on the very connection that was made for it: to go on would be a loop.
-                if waited == Some(Need::Connection)
-                    && let Some(error) = connection.ended()
-                {
-                    return Err(error);
-                }
-                self.prepare(Need::Connection, None, deadline);
-            }
+            Ok(Sent::Gone) => self.find_another(&connection, deadline, waited)?,
             // The server may take more than it must, but has not said so yet.
-            Err(_) if !connection.is_greeted() => self.prepare(Need::Greeting, Some(connection), deadline),
+            Err(_) if connection.may_yet_greet() => self.prepare(Need::Greeting, Some(connection), deadline),
+            Err(_) if !connection.is_greeted() => self.find_another(&connection, deadline, waited)?,
             Err(error) => return Err(too_large(&connection.peer, &error)),
         }
         Ok(false)
+    }
+
+    /// Prepares to wait for another connection than one that takes no more calls.
+    fn find_another(
+        &mut self,
+        gone: &Arc<Connection>,
+        deadline: Deadline,
+        waited: Option<Need>,
+    ) -> Result<(), CallError> {
+        self.client.forget(gone);
+        // Turned away by a server that never served, or on the very connection that was made for this
+        // call: to go on would be a loop.
+        if (waited == Some(Need::Connection) || !gone.is_greeted())
+            && let Some(error) = gone.ended()
+        {
+            return Err(error);
+        }
+        self.prepare(Need::Connection, None, deadline);
+        Ok(())
     }
 
     fn prepare(&mut self, need: Need, connection: Option<Arc<Connection>>, deadline: Deadline) {

@@ -411,10 +411,12 @@ impl Attempt {
             if failure.is_none() {
                 manager.backoff.reset();
             }
-            // The first attempt after a loss is delayed, too: all clients of a server lose it together.
-            let delay = manager.backoff.next_delay();
-            manager.not_before = clock::now().checked_add(delay);
+            // One that has been replaced says nothing about the next attempt.
             if matches!(&manager.phase, Phase::Open(open) if Arc::ptr_eq(open, &connection)) {
+                // The first attempt after a loss is delayed, too: all clients of a server lose it
+                // together.
+                let delay = manager.backoff.next_delay();
+                manager.not_before = clock::now().checked_add(delay);
                 manager.failure = failure.map(|cause| Arc::new(io::Error::other(cause)));
                 manager.phase = Phase::Idle;
             }
@@ -439,7 +441,7 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         if !self.done {
-            self.failed(io::Error::other("the runtime of the attempt ended"));
+            self.failed(io::Error::other("the attempt was given up: its runtime ended, or the connector panicked"));
         }
     }
 }

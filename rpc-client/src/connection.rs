@@ -123,6 +123,12 @@ impl Connection {
         self.lock().greeted
     }
 
+    /// Whether it is worth waiting for the server to say what it takes.
+    pub(crate) fn may_yet_greet(&self) -> bool {
+        let state = self.lock();
+        !state.greeted && state.ended.is_none() && !state.closing
+    }
+
     /// Appends a call whose id is still to be set; `waker` is woken when its answer is there. `waited`
     /// for who comes from [`Self::wait_for_room`].
     pub(crate) fn send(&self, frame: &mut [u8], deadline: Deadline, waited: bool, waker: &Waker) -> Sent {
@@ -264,6 +270,15 @@ impl Connection {
         let mut wakers = Vec::new();
         {
             let mut state = self.lock();
+            // A server that has said why it breaks off and then does is believed. One that drains has
+            // promised to finish.
+            let said = match &state.ended {
+                Some(CallError::GoingAway { reason, message, .. }) if *reason != GoAwayReason::Drain => Some(message),
+                _ => None,
+            };
+            let said = said.filter(|_| matches!(cause, LostCause::ServerClosed));
+            let said = said.map(|message| LostCause::GoneAway(Arc::clone(message)));
+            let cause = said.as_ref().unwrap_or(cause);
             let lost = |executed| CallError::Lost { peer: Arc::clone(&self.peer), executed, source: cause.clone() };
             let waiting: Vec<_> = state.slots.waiting().collect();
             for (id, request_end) in waiting {
@@ -407,7 +422,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     }
 
     fn turn(&mut self, cx: &mut Context<'_>) -> Result<Turn, LostCause> {
-        loop {
+        for _ in 0..MAX_ROUNDS {
             // What a part-written buffer kept us from taking is taken in the next round.
             let left_behind = self.sent < self.writing.len();
             let expiry = self.take_queued(cx);
@@ -431,6 +446,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 Answers::One | Answers::Several => return Ok(Turn::Again),
             }
         }
+        Ok(Turn::Again)
     }
 
     /// Takes what callers have queued, and says when the next call expires.
@@ -464,9 +480,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     }
 
     fn expire(&mut self, state: &mut State) {
-        let written = self.left();
-        for (id, request_end) in state.slots.expired(clock::now()) {
-            let executed = executed(request_end, written);
+        for id in state.slots.expired(clock::now()) {
+            // What has not left yet still will, so nobody knows until the connection is gone.
+            let executed = Executed::Maybe;
             let error = CallError::DeadlineExceeded { peer: Arc::clone(&self.connection.peer), executed };
             self.wakers.extend(state.slots.fail(id, error));
             state.append(|out| encode_cancel(out, id));
@@ -538,8 +554,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         })?;
         match read {
             None => Ok(Answers::None),
-            Some(answers) if answers > 1 => Ok(Answers::Several),
-            Some(_) => Ok(Answers::One),
+            Some(1) => Ok(Answers::One),
+            // Without an answer, too: a server that sends nothing but those frames must not keep the thread.
+            Some(_) => Ok(Answers::Several),
         }
     }
 
@@ -586,13 +603,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             Frame::Response(response) => self.answer(state, &response),
             Frame::Malformed { id, error } => self.malformed(state, id, error),
             Frame::Ping(opaque) => {
-                state.append(|out| encode_pong(out, opaque));
+                // A server that asks without end and never reads is not owed a buffer of answers.
+                if state.out.len() < MAX_QUEUED_LEN {
+                    state.append(|out| encode_pong(out, opaque));
+                }
                 Ok(false)
             }
             Frame::GoAway(go_away) => {
                 self.going_away(state, go_away.last, go_away.reason, go_away.message);
                 // In place of a HELLO it means that we are not wanted, now and for a while.
-                if state.greeted { Ok(false) } else { Err(LostCause::TurnedAway(go_away.message.into())) }
+                if state.greeted { Ok(false) } else { Err(LostCause::GoneAway(go_away.message.into())) }
             }
             Frame::Cont { .. } | Frame::Pong(_) | Frame::Ignored { .. } => Ok(false),
             _ => Err(LostCause::Protocol("it sent a frame that only a client sends".into())),
@@ -723,6 +743,8 @@ const MAX_QUEUED_LEN: usize = 1024 * 1024;
 const MAX_KEPT_LEN: usize = 256 * 1024;
 /// Where in a frame its kind stands.
 const KIND_AT: usize = 4;
+/// So many lone answers, one after the other, and others get their turn.
+const MAX_ROUNDS: u32 = 32;
 /// Slots are named by 16 bits.
 const MAX_CALLS: usize = 1 << 16;
 /// How long a closing client waits for the server to close, too.

@@ -51,7 +51,7 @@ pub enum CallError {
     DeadlineExceeded {
         /// The other end.
         peer: Arc<str>,
-        /// [`Executed::Never`] if the request had not left completely.
+        /// [`Executed::Never`] if the call was still waiting for a connection or for room on it.
         executed: Executed,
     },
     /// The request is longer than the server takes. Never executed.
@@ -158,8 +158,8 @@ pub enum LostCause {
     Io(Arc<io::Error>),
     /// The server ended its stream without a farewell.
     ServerClosed,
-    /// The server would not serve this connection, and said why.
-    TurnedAway(Arc<str>),
+    /// The server ended the connection, and said why.
+    GoneAway(Arc<str>),
     /// The server broke the protocol.
     Protocol(Arc<str>),
     /// The runtime that drove the connection ended.
@@ -171,7 +171,7 @@ impl fmt::Display for LostCause {
         match self {
             Self::Io(error) => error.fmt(f),
             Self::ServerClosed => f.write_str("the server closed the connection"),
-            Self::TurnedAway(message) => write!(f, "the server turned the connection away: {message}"),
+            Self::GoneAway(message) => write!(f, "the server ended the connection: {message}"),
             Self::Protocol(message) => write!(f, "the server broke the protocol: {message}"),
             Self::RuntimeEnded => f.write_str("the runtime of the connection ended"),
         }

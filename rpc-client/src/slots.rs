@@ -125,17 +125,17 @@ impl Slots {
         self.next_expiry
     }
 
-    /// The waiting calls whose deadline has passed at `now`, each with where its request ends.
-    pub(crate) fn expired(&mut self, now: Instant) -> Vec<(CallId, u64)> {
+    /// The waiting calls whose deadline has passed at `now`.
+    pub(crate) fn expired(&mut self, now: Instant) -> Vec<CallId> {
         if self.next_expiry.is_none_or(|next| next > now) {
             return Vec::new();
         }
         let deadlines = self.slots.iter().filter(|slot| slot.is_waiting());
         let (expired, later): (Vec<_>, Vec<_>) = deadlines
-            .filter_map(|slot| Some((slot.deadline.instant()?, slot.id, slot.request_end)))
-            .partition(|&(expiry, ..)| expiry <= now);
-        self.next_expiry = later.into_iter().map(|(expiry, ..)| expiry).min();
-        expired.into_iter().map(|(_, id, request_end)| (id, request_end)).collect()
+            .filter_map(|slot| Some((slot.deadline.instant()?, slot.id)))
+            .partition(|&(expiry, _)| expiry <= now);
+        self.next_expiry = later.into_iter().map(|(expiry, _)| expiry).min();
+        expired.into_iter().map(|(_, id)| id).collect()
     }
 
     /// The outcome of a call if it has ended; its slot is then free and its body in `body`. If it
@@ -264,6 +264,6 @@ mod tests {
         let waiting = slots.insert(deadline, 20, Waker::noop()).unwrap();
         slots.reply(answered, Metadata::new(), b"");
         assert!(slots.expired(now).is_empty());
-        assert_eq!(slots.expired(now + Duration::from_secs(1)), [(waiting, 20)]);
+        assert_eq!(slots.expired(now + Duration::from_secs(1)), [waiting]);
     }
 }

@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, Ordering, fence},
     },
     task::{Poll, Waker},
     time::{Duration, Instant},
@@ -32,12 +32,14 @@ pub struct Context(Arc<Inner>);
 
 impl Context {
     /// The context of a new call.
+    #[doc(hidden)]
     pub fn new(call: CallScope) -> Self {
         Self(Arc::new(Inner::new(call)))
     }
 
     /// Makes this handle the context of another call of the same connection, without an allocation
     /// if nobody else holds it.
+    #[doc(hidden)]
     pub fn renew(&mut self, id: CallId, received: Instant, deadline: Deadline, metadata: Metadata) {
         match Arc::get_mut(&mut self.0) {
             Some(inner) => inner.renew(id, received, deadline, metadata),
@@ -67,6 +69,7 @@ impl Context {
     }
 
     /// Sets the current context until the guard is dropped, which puts it back into `slot`.
+    #[doc(hidden)]
     pub fn enter(slot: &mut Option<Self>) -> Entered<'_> {
         let outer = CURRENT.replace(slot.take());
         Entered { slot, outer }
@@ -140,17 +143,21 @@ impl Context {
     }
 
     /// For the server: the call ended without an answer from the service.
+    #[doc(hidden)]
     pub fn cancel(&self) {
         self.0.cancel();
     }
 
     /// For the server: the call needs its permits no longer, but holds may.
+    #[doc(hidden)]
     pub fn settle(&self, permit: CallPermit) -> HeldPermit {
         // Only a handle can take a hold, so with the only handle here none can be taken meanwhile.
-        match Arc::strong_count(&self.0) {
-            1 => self.0.holds.settle_alone(permit),
-            _ => self.0.holds.settle(permit),
+        if Arc::strong_count(&self.0) > 1 {
+            return self.0.holds.settle(permit);
         }
+        // What a handle that is gone by now did with the holds happened before this.
+        fence(Ordering::Acquire);
+        self.0.holds.settle_alone(permit)
     }
 }
 

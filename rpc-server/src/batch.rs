@@ -41,12 +41,14 @@ impl Batch {
         self.over |= self.frames >= Self::MAX_FRAMES;
     }
 
-    /// Counts a call that was polled.
+    /// Counts a call that has been polled. The clock is read more often at first, so that a few slow
+    /// calls end their batch as well.
     pub(crate) fn count(&mut self) {
         self.calls += 1;
+        let reading_due = self.calls.is_multiple_of(Self::CALLS_PER_READING) || self.calls.is_power_of_two();
         if self.calls >= Self::MAX_CALLS {
             self.over = true;
-        } else if self.calls.is_multiple_of(Self::CALLS_PER_READING) || self.suspicious > 0 {
+        } else if reading_due || self.suspicious > 0 {
             self.look_at(clock::now());
         }
         self.suspicious = self.suspicious.saturating_sub(1);

@@ -86,7 +86,8 @@ impl ServerBuilder {
         self
     }
 
-    /// The longest body of a request in bytes. Default: 4 MiB, bounded by [`Self::max_frame`].
+    /// The longest body of a request in bytes. Bodies must fit into a frame for now, so
+    /// [`Self::max_frame`] bounds it as well. Default: 4 MiB, which leaves it at 256 KiB.
     pub fn max_message(mut self, bytes: u32) -> Self {
         self.config.max_message = bytes;
         self
@@ -119,7 +120,7 @@ impl ServerBuilder {
     }
 
     /// Runs every call in a task of its own. By default a call is polled in its connection's task,
-    /// which costs a tenth, and only methods that prove slow are moved. Default: false.
+    /// which is several times cheaper, and only methods that prove slow are moved. Default: false.
     pub fn spawn_calls(mut self, spawn: bool) -> Self {
         self.config.spawn_calls = spawn;
         self

@@ -45,6 +45,7 @@ pub(crate) struct Connection<T> {
     pub(crate) io: T,
     pub(crate) server: Arc<ServerCore>,
     pub(crate) info: Arc<ConnectionInfo>,
+    /// Empty until the handshake is done.
     pub(crate) pipeline: Pipeline,
     pub(crate) methods: Vec<Option<Box<dyn ConnMethod>>>,
     pub(crate) in_flight: InFlight,
@@ -125,14 +126,12 @@ enum ReadEnd {
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(crate) fn new(io: T, server: Arc<ServerCore>, info: ConnectionInfo, ready: Arc<Ready>) -> Self {
-        let mut pipeline = Pipeline::new();
-        server.build_pipeline(&mut pipeline, &info);
         let until = clock::now() + server.config.handshake_timeout.min(FOREVER);
         let hello = Hello::default();
         Self {
             io,
             info: Arc::new(info),
-            pipeline,
+            pipeline: Pipeline::new(),
             methods: Vec::new(),
             in_flight: InFlight::new(Share::of(&server.gauges.parked)),
             tasks: JoinSet::new(),
@@ -210,11 +209,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let now = reading.instant;
         self.batch.begin(now);
         self.follow_server();
-        self.flush(cx, now)?;
+        // What is being gathered has waited its turn when the woken calls have had theirs.
+        if !self.gathered {
+            self.flush(cx, now)?;
+        }
+        let finished = self.writer.unwritten();
         self.expire(now);
         self.poll_woken(cx)?;
         self.poll_tasks(cx);
-        if self.gather() {
+        if self.gather(self.writer.unwritten() > finished) {
             return Ok(Turn::Again);
         }
         let read = self.read(cx, reading)?;
@@ -255,13 +258,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         Ok(())
     }
 
-    /// Whether to wait a turn before writing: answers of woken calls are there, more calls are out,
-    /// and those may well be done by then. A lone call never waits.
-    fn gather(&mut self) -> bool {
-        if self.writer.is_empty() || self.in_flight.is_empty() {
-            return false;
-        }
-        self.gathered = !self.gathered;
+    /// Whether to wait a turn before writing: woken calls have finished, more calls are out, and
+    /// those may well be done by then. A lone call never waits.
+    fn gather(&mut self, finished: bool) -> bool {
+        self.gathered = finished && !self.gathered && !self.in_flight.is_empty();
         self.gathered
     }
 
@@ -280,10 +280,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     return Ok(ReadEnd::Full);
                 }
             }
-            if self.read_closed || self.is_above_mark() {
+            if self.read_closed {
                 return Ok(ReadEnd::Dry);
             }
-            let read = scratch::with_read_buffer(|buffer| self.read_once(buffer, cx, now))?;
+            // Not dry: nothing will wake us for what the transport has, unless we come back for it.
+            if self.is_above_mark() {
+                return Ok(ReadEnd::Full);
+            }
+            let read = scratch::with_read_buffer(|buffer| self.read_once(buffer, cx))?;
             match read {
                 None => return Ok(ReadEnd::Dry),
                 Some(0) => self.input_ended()?,
@@ -305,18 +309,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.batch.is_full() || self.is_above_mark()
     }
 
-    fn read_once(
-        &mut self,
-        buffer: &mut [u8],
-        cx: &mut TaskContext<'_>,
-        now: Reading,
-    ) -> Result<Option<usize>, Broken> {
+    fn read_once(&mut self, buffer: &mut [u8], cx: &mut TaskContext<'_>) -> Result<Option<usize>, Broken> {
         let mut buf = ReadBuf::new(buffer);
         match poll_io(cx, |cx| Pin::new(&mut self.io).poll_read(cx, &mut buf)) {
             Poll::Pending => return Ok(None),
             Poll::Ready(result) => result.map_err(Broken::Lost)?,
         }
         let bytes = buf.filled();
+        // Read anew: a reading from before the bytes were sent would make every later call look old.
+        let now = Reading::now();
         let taken = if self.partial.is_empty() { self.process(bytes, cx, now)? } else { 0 };
         self.partial.extend_from_slice(&bytes[taken..]);
         Ok(Some(bytes.len()))
@@ -328,7 +329,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let mut taken = 0;
         if matches!(self.state, State::Handshake { .. }) {
             let Some((hello, len)) = Hello::decode(bytes)? else { return Ok(0) };
-            self.greet(&hello);
+            self.greet(&hello)?;
             taken = len;
         }
         while !self.has_enough() && !matches!(self.state, State::Closing { .. }) {
@@ -343,15 +344,23 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         Ok(taken)
     }
 
-    fn greet(&mut self, hello: &Hello) {
-        let config = &self.server.config;
+    fn greet(&mut self, hello: &Hello) -> Result<(), Broken> {
+        let Self { server, pipeline, info, .. } = self;
+        // Half a pipeline may lack its limits.
+        if catch_unwind(AssertUnwindSafe(|| server.build_pipeline(pipeline, info))).is_err() {
+            self.count_panic();
+            self.pipeline = Pipeline::new();
+            let message = "the server could not make a pipeline for this connection".to_owned();
+            return Err(Broken::Refused(GoAwayReason::Other(CLOSED_BY_HANDLER), message));
+        }
         self.bounds = SendBounds { max_frame: hello.max_frame, max_message: hello.max_message };
-        self.server.hello(config).encode(&mut self.writer.out);
+        self.server.hello(&self.server.config).encode(&mut self.writer.out);
         self.state = State::Open;
         let Self { pipeline, info, .. } = self;
         if catch_unwind(AssertUnwindSafe(|| pipeline.connected(info))).is_err() {
             self.count_panic();
         }
+        Ok(())
     }
 
     fn input_ended(&mut self) -> Result<(), Broken> {
@@ -536,6 +545,8 @@ fn discard<T: AsyncRead + Unpin>(io: &mut T, left: &mut usize, cx: &mut TaskCont
     })
 }
 
+/// The reason of a GOAWAY by which the server's user closes a connection.
+pub(crate) const CLOSED_BY_HANDLER: u16 = 64;
 /// As good as for ever, and an instant can still be expressed.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a peer that broke the protocol gets to take what is on its way.

@@ -1,6 +1,14 @@
 //! The calls of one connection that are pending: where each is, and when it expires.
 
-use std::{collections::HashMap, hash::BuildHasherDefault, pin::Pin, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap,
+    hash::BuildHasherDefault,
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+    time::Instant,
+};
 
 use bytes::Bytes;
 use rpc_core::{CallId, Context, Deadline};
@@ -50,8 +58,20 @@ pub(crate) struct Waiting {
     pub(crate) opening: Opening,
     pub(crate) body: Bytes,
     pub(crate) at: usize,
-    pub(crate) future: Pin<Box<dyn Future<Output = Decision> + Send>>,
+    pub(crate) future: HandlerFuture,
     pub(crate) waker: Arc<SlotWaker>,
+}
+
+/// What a handler waits for. A panic in its drop ends here: it must not take other calls with it.
+pub(crate) struct HandlerFuture(pub(crate) Pin<Box<dyn Future<Output = Decision> + Send>>);
+
+impl Drop for HandlerFuture {
+    fn drop(&mut self) {
+        let future = mem::replace(&mut self.0, Box::pin(std::future::pending()));
+        if catch_unwind(AssertUnwindSafe(|| drop(future))).is_err() {
+            tracing::error!("what a handler waited for panicked when it was dropped");
+        }
+    }
 }
 
 impl InFlight {

@@ -20,9 +20,9 @@ use crate::{
     batch::Batch,
     call::{Call, Opening},
     clock::{self, Reading},
-    connection::{Broken, Connection},
+    connection::{Broken, CLOSED_BY_HANDLER, Connection},
     gauges::CONNECTION,
-    in_flight::{Pending, Place, Waiting},
+    in_flight::{HandlerFuture, Pending, Place, Waiting},
     pipeline::Decision,
     ready::{Key, SlotWaker},
     unary::{Outbox, Started, Starting, TaskEnd},
@@ -82,7 +82,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if !self.opens(id)? {
             return Ok(());
         }
-        self.batch.count();
         let Some(method) = self.server.methods.find(request.head.method) else {
             self.refuse(id, None, 0, &Refusal::new(RefusalReason::UnknownMethod));
             return Ok(());
@@ -111,7 +110,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             metadata,
             permit: CallPermit::default(),
         };
-        self.admit(opening, method, request.body, 0, cx)
+        let admitted = self.admit(opening, method, request.body, 0, cx);
+        self.batch.count();
+        admitted
     }
 
     /// What can be refused from the fixed fields alone.
@@ -194,7 +195,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let id = opening.id;
         match decision {
             Decision::Refuse(refusal) => self.refuse(id, Some(method), at, &refusal),
-            Decision::Answer(status) => self.respond(id, Some(method), at, Err(status), opening.permit.into()),
+            Decision::Answer(status) => {
+                let status = status.with_executed(Executed::Never);
+                self.respond(id, Some(method), at, Err(status), opening.permit.into());
+            }
             Decision::Wait(future) => self.wait(opening, method, body, at, future),
             Decision::Close(message) => {
                 return Err(Broken::Refused(GoAwayReason::Other(CLOSED_BY_HANDLER), message));
@@ -226,6 +230,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let key = self.in_flight.next_key();
         let waker = SlotWaker::new(&self.ready, Key::Waiting(key));
         let (id, deadline) = (opening.id, opening.deadline);
+        let future = HandlerFuture(future);
         let waiting = Waiting { opening, body: Bytes::copy_from_slice(body), at, future, waker };
         self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)) });
         // Nothing else polls it for the first time.
@@ -238,7 +243,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         waiting.waker.unlist();
         let waker = Arc::clone(&waiting.waker).into();
         let mut waiting_cx = TaskContext::from_waker(&waker);
-        let polled = catch_unwind(AssertUnwindSafe(|| waiting.future.as_mut().poll(&mut waiting_cx)));
+        let polled = catch_unwind(AssertUnwindSafe(|| waiting.future.0.as_mut().poll(&mut waiting_cx)));
         let decision = match polled {
             Ok(Poll::Pending) => return Ok(()),
             Ok(Poll::Ready(decision)) => decision,
@@ -397,6 +402,3 @@ fn unexpected(frame: &Frame<'_>) -> Broken {
     };
     Broken::Refused(GoAwayReason::ProtocolError, format!("a client must not send this {kind}"))
 }
-
-/// The reason of a GOAWAY by which a user's handler closes a connection.
-const CLOSED_BY_HANDLER: u16 = 64;

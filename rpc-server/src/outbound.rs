@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rpc_codec::{OpenMessage, encode_refusal, encode_status};
-use rpc_core::{CallId, Metadata, Refusal, Status, limit::HeldPermit};
+use rpc_core::{CallId, Executed, Metadata, Refusal, Status, StatusCode, limit::HeldPermit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
@@ -72,13 +72,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 (None, None) => Answer::Reply(&[]),
             };
             let info = CallInfo { id, method: method.map(|index| &*self.server.methods.get(index).info) };
+            let executed = match &answer {
+                Answer::Status(status) => status.executed(),
+                _ => Executed::Finished,
+            };
             let mut response = Outbound::new(answer);
             let pipeline = &mut self.pipeline;
             let handled = catch_unwind(AssertUnwindSafe(|| pipeline.outbound(upto, &info, &mut response)));
             (status, metadata) = response.into_parts();
             if handled.is_err() {
                 self.count_panic();
-                status = Some(Status::internal("a handler panicked"));
+                status = Some(Status::internal("a handler panicked").with_executed(executed));
             }
         }
         let out = &mut self.writer.out;
@@ -93,6 +97,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 if let Some(message) = message {
                     message.abandon(out);
                 }
+                // An error that says OK would be a success without a value.
+                let status = status.filter(|status| status.code() != StatusCode::Ok);
                 let status = status.unwrap_or_else(|| Status::internal("the call has no answer"));
                 encode_status(out, id, &status, self.bounds.max_frame)
             }

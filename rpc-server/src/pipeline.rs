@@ -44,7 +44,9 @@ pub trait Handler: Send {
         let _ = connection;
     }
 
-    /// A call on its way in. Its body has not been decoded.
+    /// A call on its way in. Its body has not been decoded. A handler that refuses a call for
+    /// [`rpc_core::RefusalReason::ConcurrencyLimit`] is asked again if writing finished responses
+    /// gave permits back.
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         let _ = call;
         Decision::Pass
@@ -56,7 +58,8 @@ pub trait Handler: Send {
         let _ = (call, response);
     }
 
-    /// The bytes of a response have left; the call's permit is given back right after.
+    /// The bytes of a response other than a refusal have left; the call's permit is given back right
+    /// after. A response that is lost with its connection is not told.
     fn written(&mut self, call: &CallInfo<'_>) {
         let _ = call;
     }

@@ -84,12 +84,8 @@ impl Server {
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
-        let token = self.core.tracker.token();
-        match self.core.gauges.connections.try_acquire() {
-            Ok(permit) => self.core.run(transport, peer, permit).await,
-            Err(_) => self.core.turn_away(transport, peer).await,
-        }
-        drop(token);
+        let _token = self.core.tracker.token();
+        self.core.serve(transport, peer).await;
     }
 
     /// A handle to watch and to stop the server.
@@ -165,7 +161,8 @@ impl ServerHandle {
         self.core.enter_phase(Phase::Stopping);
     }
 
-    /// Shuts down and waits until every connection is gone, the grace period included.
+    /// Shuts down and waits until every connection is gone, the grace period included. Of several who
+    /// wait, the first to be ready is told which calls were cut off.
     ///
     /// # Cancel safety
     ///
@@ -339,6 +336,17 @@ impl ServerCore {
         hello
     }
 
+    /// Serves a transport as one of our connections, or tells it that there are too many.
+    async fn serve<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>)
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        match self.gauges.connections.try_acquire() {
+            Ok(permit) => self.run(transport, peer, permit).await,
+            Err(_) => self.turn_away(transport, peer).await,
+        }
+    }
+
     async fn run<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>, permit: ConcurrencyPermit)
     where
         T: AsyncRead + AsyncWrite + Unpin,
@@ -441,9 +449,8 @@ fn accept(core: &Arc<ServerCore>, socket: TcpStream, peer: SocketAddr) {
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
     }
-    let server = Server { core: Arc::clone(core) };
-    let serve = async move { server.serve_connection(socket, Some(peer)).await };
-    core.tracker.spawn(serve);
+    let serving = Arc::clone(core);
+    core.tracker.spawn(async move { serving.serve(socket, Some(peer)).await });
 }
 
 fn is_of_one_connection(error: &io::Error) -> bool {

@@ -1,6 +1,15 @@
 //! Peers that speak raw frames: a client for the server's tests, a server for the client's.
 
-use std::time::Duration;
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{
@@ -14,7 +23,7 @@ use sluicegate::{
     client::{ClientBuilder, Method},
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf},
     sync::mpsc,
     time::timeout,
 };
@@ -385,4 +394,48 @@ pub(crate) fn scripted(pipe: usize) -> (ClientBuilder, mpsc::UnboundedReceiver<R
         }
     });
     (builder, receive)
+}
+
+/// A transport on which there is always more to read, and that takes whatever is written.
+pub(crate) struct Flood {
+    opening: Vec<u8>,
+    frames: Vec<u8>,
+    reads: Arc<AtomicUsize>,
+}
+
+impl Flood {
+    /// `frames` over and over, behind `opening`.
+    pub(crate) fn new(opening: Vec<u8>, frames: &[u8]) -> Self {
+        Self { opening, frames: frames.repeat(1_000), reads: Arc::default() }
+    }
+
+    /// How often it has been read from.
+    pub(crate) fn reads(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.reads)
+    }
+}
+
+impl AsyncRead for Flood {
+    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        buf.put_slice(&std::mem::take(&mut self.opening));
+        // Ends after far more than any turn should take, so that the test ends even if turns do not.
+        if self.reads.fetch_add(1, Ordering::SeqCst) < 1_000 {
+            buf.put_slice(&self.frames);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Flood {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Poll::Ready(Ok(buf.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
 }
