@@ -4,6 +4,7 @@
 mod support;
 
 use std::{
+    future::poll_fn,
     io,
     pin::{Pin, pin},
     sync::{
@@ -15,10 +16,10 @@ use std::{
 };
 
 use futures::{future::join_all, poll};
-use sluicegate::{CallError, Client, server::ServerBuilder};
+use sluicegate::{CallError, Client, Status, server::ServerBuilder};
 use support::{Got, Harness, RawClient, Req, assert_idle_soon, method, no_call_runs, within};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf},
+    io::{AsyncWrite, DuplexStream, Join, ReadHalf, WriteHalf, join, split},
     time::sleep,
 };
 
@@ -137,18 +138,18 @@ async fn what_was_read_already_when_the_mark_was_reached_is_handled_afterwards()
 
 #[tokio::test(start_paused = true)]
 async fn parked_calls_that_end_one_after_the_other_share_writes() {
-    const CALLS: u64 = 16;
-    let harness = Harness::new();
-    let (writes, client) = counted(&harness);
-    let nonce = |n: u64, pending: u32| client.call::<_, u64>(method::NONCE, (n, pending));
-    nonce(0, 0).await.unwrap();
+    const CALLS: u32 = 16;
+    let harness = Harness::with(|builder| builder.service(WakingServer::new(Woken)));
+    let (writes, plain) = counted(&harness);
+    let client: WakingClient = plain.service();
+    client.wake(0).await.unwrap();
     let before = writes.load(SeqCst);
     // Each is ready one turn after the one before it.
-    let answers = join_all((1..=CALLS).map(|n| nonce(n, n as u32))).await;
+    let answers = join_all((1..=CALLS).map(|n| client.wake(n))).await;
     assert!((1..=CALLS).zip(answers).all(|(n, answer)| answer.unwrap() == n));
     let writes = writes.load(SeqCst) - before;
     assert!(writes <= CALLS as usize / 2 + 1, "{writes} writes for {CALLS} calls");
-    drop(client);
+    drop((plain, client));
     harness.assert_idle().await;
 }
 
@@ -158,7 +159,7 @@ async fn a_lone_parked_call_is_written_in_the_turn_it_ends_and_one_of_several_a_
     let (ours, theirs) = tokio::io::duplex(WIDE);
     let writes = Arc::new(AtomicUsize::new(0));
     let count = || writes.load(SeqCst);
-    let counted = Counted { io: theirs, writes: Arc::clone(&writes) };
+    let counted = counting(theirs, &writes);
     let mut peer = RawClient::new(ours);
     {
         let mut serving = pin!(harness.server.serve_connection(counted, None));
@@ -201,29 +202,50 @@ async fn a_lone_parked_call_is_written_in_the_turn_it_ends_and_one_of_several_a_
     harness.assert_idle().await;
 }
 
+/// Calls that wake themselves, without waiting for the runtime.
+#[sluicegate::service]
+trait Waking {
+    async fn wake(&self, times: u32) -> Result<u32, Status>;
+}
+
+struct Woken;
+
+impl Waking for Woken {
+    async fn wake(&self, times: u32) -> Result<u32, Status> {
+        for _ in 0..times {
+            let mut pending = true;
+            poll_fn(|cx| {
+                cx.waker().wake_by_ref();
+                if std::mem::take(&mut pending) { Poll::Pending } else { Poll::Ready(()) }
+            })
+            .await;
+        }
+        Ok(times)
+    }
+}
+
 /// A client of the server, and how often the server has written to it.
 fn counted(harness: &Harness) -> (Arc<AtomicUsize>, Client) {
     let (server, writes) = (harness.server.clone(), Arc::new(AtomicUsize::new(0)));
     let counter = Arc::clone(&writes);
     let client = Client::with_connector("the counted server", move || {
         let (ours, theirs) = tokio::io::duplex(WIDE);
-        let (server, counted) = (server.clone(), Counted { io: theirs, writes: Arc::clone(&counter) });
+        let (server, counted) = (server.clone(), counting(theirs, &counter));
         tokio::spawn(async move { server.serve_connection(counted, None).await });
         async move { Ok(ours) }
     });
     (writes, client.build())
 }
 
-/// Counts the writes to a transport.
-struct Counted {
-    io: DuplexStream,
-    writes: Arc<AtomicUsize>,
+fn counting(io: DuplexStream, writes: &Arc<AtomicUsize>) -> Join<ReadHalf<DuplexStream>, Counted> {
+    let (read, write) = split(io);
+    join(read, Counted { io: write, writes: Arc::clone(writes) })
 }
 
-impl AsyncRead for Counted {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
+/// Counts the writes to a transport.
+struct Counted {
+    io: WriteHalf<DuplexStream>,
+    writes: Arc<AtomicUsize>,
 }
 
 impl AsyncWrite for Counted {

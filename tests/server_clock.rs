@@ -6,11 +6,13 @@ mod support;
 
 use std::{
     collections::VecDeque,
+    future::poll_fn,
     io::{self, Read},
     pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
     },
     task::{Context, Poll},
     time::Duration,
@@ -18,14 +20,13 @@ use std::{
 
 use futures::{FutureExt, future::join_all};
 use sluicegate::{
-    Client, Executed, Status, StatusCode,
+    Client, Executed, Server, Status, StatusCode,
     client::Method,
     server::{MethodOptions, Service, ServiceMethods},
 };
-use support::{Got, Harness, RawClient, Req, method};
+use support::{Got, Harness, RawClient, Req, assert_idle_soon, method, within};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf},
-    task::yield_now,
+    io::{AsyncRead, DuplexStream, ReadBuf, ReadHalf, join, split},
     time::{Instant, sleep},
 };
 
@@ -59,7 +60,13 @@ impl Slow {
     }
 
     async fn slow_later(self, ms: u32) -> Result<(), Status> {
-        yield_now().await;
+        let mut pending = true;
+        // Woken at once: it is polled in the next turn of its connection.
+        poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            if std::mem::take(&mut pending) { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
         self.slow(ms).await
     }
 
@@ -108,8 +115,10 @@ async fn what_was_sent_during_a_slow_poll_does_not_make_later_calls_look_old() {
         let slow = Slow::default();
         let harness = slow.harness();
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
-        let (server, io) = (harness.server.clone(), Arriving { io: theirs, arrived: Arc::clone(&slow.arrived) });
-        tokio::spawn(async move { server.serve_connection(io, None).await });
+        let (read, write) = split(theirs);
+        let read = Arriving { io: read, arrived: Arc::clone(&slow.arrived) };
+        let server = harness.server.clone();
+        tokio::spawn(async move { server.serve_connection(join(read, write), None).await });
         let mut peer = RawClient::new(ours);
         peer.shake_hands().await;
         for round in 0..5 {
@@ -139,8 +148,7 @@ async fn calls_behind_slow_ones_whose_deadline_has_passed_meanwhile_are_not_exec
         let mut peer = harness.peer().await;
         peer.send(&stamped(1, SLOW, (0_u32,), Duration::ZERO, 50 * MS)).await;
         peer.reply::<()>(1).await;
-        let requests: Vec<_> =
-            (2..2 + calls).map(|id| stamped(id, SLOW, (30_u32,), Duration::ZERO, 50 * MS)).collect();
+        let requests: Vec<_> = (2..2 + calls).map(|id| stamped(id, SLOW, (30_u32,), Duration::ZERO, 50 * MS)).collect();
         peer.send(&requests.concat()).await;
         for id in 2..2 + calls {
             let Got::Response { code, executed, .. } = peer.next().await else { panic!("no answer to {id}") };
@@ -194,9 +202,50 @@ async fn a_call_left_for_the_next_turn_whose_deadline_passes_while_woken_calls_a
     harness.assert_idle().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_connection_whose_service_blocks_its_thread_is_one_stuck_connection() {
+    let (blocked, is_blocked) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let server = Server::builder().service(BlocksServer::new(Blocking(Mutex::new((blocked, released)))));
+    let server = server.drain_grace(Duration::ZERO).build().unwrap();
+    let handle = server.handle();
+    // The server's time is real and its thread blocked; ours is virtual, and so is the wait for it.
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let bound = server.bind("127.0.0.1:0").await.unwrap();
+            let client: BlocksClient = Client::new(bound.local_addr().to_string()).service();
+            let call = tokio::spawn(async move { client.block().await });
+            bound.serve().await;
+            let _ = call.await;
+        });
+    });
+    is_blocked.recv().unwrap();
+    assert_eq!(within(handle.drain()).await.stuck_connections, 1);
+    release.send(()).unwrap();
+    thread.join().unwrap();
+    assert_idle_soon(&handle).await;
+}
+
+#[sluicegate::service]
+trait Blocks {
+    async fn block(&self) -> Result<(), Status>;
+}
+
+struct Blocking(Mutex<(mpsc::Sender<()>, mpsc::Receiver<()>)>);
+
+impl Blocks for Blocking {
+    async fn block(&self) -> Result<(), Status> {
+        let channels = self.0.lock().unwrap();
+        channels.0.send(()).unwrap();
+        let _ = channels.1.recv();
+        Ok(())
+    }
+}
+
 /// A transport to which things arrive while nobody else runs.
 struct Arriving {
-    io: DuplexStream,
+    io: ReadHalf<DuplexStream>,
     arrived: Arc<Mutex<VecDeque<u8>>>,
 }
 
@@ -210,19 +259,5 @@ impl AsyncRead for Arriving {
         }
         drop(arrived);
         Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Arriving {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }

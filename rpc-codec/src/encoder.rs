@@ -62,8 +62,6 @@ pub struct OpenMessage {
     frame: OpenFrame,
     kind: Kind,
     body_start: usize,
-    /// Where in the head the length of the body stands.
-    body_len_at: usize,
 }
 
 impl OpenMessage {
@@ -77,7 +75,7 @@ impl OpenMessage {
         fixed[24..].copy_from_slice(&[head.codec.to_wire(), head.compression, head.priority, head.attempt]);
         out.extend_from_slice(&fixed);
         metadata.encode(out);
-        Self { frame, kind: Kind::Request, body_start: out.len(), body_len_at: frame.start + HEADER_LEN + 20 }
+        Self { frame, kind: Kind::Request, body_start: out.len() }
     }
 
     /// Opens a RESPONSE that succeeded; the body may be appended to `out` now.
@@ -86,7 +84,7 @@ impl OpenMessage {
         write_response_head(out, StatusCode::Ok, Executed::Finished);
         metadata.encode(out);
         out.extend_from_slice(&[0; 3]);
-        Self { frame, kind: Kind::Response, body_start: out.len(), body_len_at: frame.start + HEADER_LEN + 4 }
+        Self { frame, kind: Kind::Response, body_start: out.len() }
     }
 
     /// The body as far as it has been written.
@@ -130,7 +128,8 @@ impl OpenMessage {
             return Err(error);
         }
         let body_len = (out.len() - self.body_start) as u32;
-        out[self.body_len_at..self.body_len_at + 4].copy_from_slice(&body_len.to_be_bytes());
+        let body_len_at = self.frame.start + HEADER_LEN + if self.kind == Kind::Request { 20 } else { 4 };
+        out[body_len_at..body_len_at + 4].copy_from_slice(&body_len.to_be_bytes());
         let head_len = self.body_start - self.frame.start - HEADER_LEN;
         self.frame.write_header(out, self.kind, head_len, id);
         Ok(())

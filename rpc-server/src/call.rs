@@ -1,6 +1,7 @@
 //! A call on its way in: what its request says, and the permit that travels with it.
 
 use std::{
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -111,10 +112,11 @@ impl Call<'_> {
 }
 
 impl Opening {
-    /// Makes the call one that runs, in a new context or in that of an earlier call.
-    pub(crate) fn into_claim(self, connection: &Arc<ConnectionInfo>, reused: Option<Context>) -> Claim {
-        let Self { id, received, deadline, metadata, permit, .. } = self;
-        let received = received.instant;
+    /// Makes the call one that runs, in a new context or in that of an earlier call. Metadata and
+    /// permit leave the opening.
+    pub(crate) fn claim(&mut self, connection: &Arc<ConnectionInfo>, reused: Option<Context>) -> Claim {
+        let (id, received, deadline) = (self.id, self.received.instant, self.deadline);
+        let (metadata, permit) = (mem::take(&mut self.metadata), mem::take(&mut self.permit));
         let context = match reused {
             Some(mut context) => {
                 context.renew(id, received, deadline, metadata);
@@ -126,6 +128,12 @@ impl Opening {
             }
         };
         Claim { permit, settled: false, context: Some(context) }
+    }
+
+    /// Moves the call out; what is left behind has neither metadata nor permit.
+    pub(crate) fn take(&mut self) -> Self {
+        let (metadata, permit) = (mem::take(&mut self.metadata), mem::take(&mut self.permit));
+        Self { metadata, permit, ..*self }
     }
 }
 
@@ -147,7 +155,7 @@ impl Claim {
     /// Ends the service's part: what is left is the claim of the response on its way out.
     pub(crate) fn settle(&mut self) -> HeldPermit {
         self.settled = true;
-        let permit = std::mem::take(&mut self.permit);
+        let permit = mem::take(&mut self.permit);
         match &self.context {
             Some(context) => context.settle(permit),
             None => HeldPermit::from(permit),

@@ -1,6 +1,7 @@
 //! Frames on their way in: what each kind does, and how a request becomes a running call.
 
 use std::{
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, atomic::Ordering},
@@ -98,7 +99,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 return Ok(());
             }
         };
-        let opening = Opening {
+        let mut opening = Opening {
             id,
             received: now,
             age,
@@ -110,7 +111,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             metadata,
             permit: CallPermit::default(),
         };
-        let admitted = self.admit(opening, method, request.body, 0, cx);
+        let admitted = self.admit(&mut opening, method, request.body, 0, cx);
         self.batch.count();
         admitted
     }
@@ -149,7 +150,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// through.
     fn admit(
         &mut self,
-        mut opening: Opening,
+        opening: &mut Opening,
         method: u32,
         body: &[u8],
         mut from: usize,
@@ -160,12 +161,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             let Self { pipeline, server, info, .. } = self;
             let passed = catch_unwind(AssertUnwindSafe(|| {
                 let method = &*server.methods.get(method).info;
-                pipeline.inbound(from, &mut Call { opening: &mut opening, method, connection: info })
+                pipeline.inbound(from, &mut Call { opening, method, connection: info })
             }));
             let Ok(stopped) = passed else {
                 self.count_panic();
                 let status = Status::internal("a handler panicked").with_executed(Executed::Never);
-                self.respond(id, Some(method), 0, Err(status), opening.permit.into());
+                self.respond(id, Some(method), 0, Err(status), mem::take(&mut opening.permit).into());
                 return Ok(());
             };
             let Some((at, decision)) = stopped else {
@@ -186,7 +187,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Does what a handler at position `at` has decided, other than to let the call pass.
     fn decided(
         &mut self,
-        opening: Opening,
+        opening: &mut Opening,
         method: u32,
         body: &[u8],
         at: usize,
@@ -197,7 +198,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             Decision::Refuse(refusal) => self.refuse(id, Some(method), at, &refusal),
             Decision::Answer(status) => {
                 let status = status.with_executed(Executed::Never);
-                self.respond(id, Some(method), at, Err(status), opening.permit.into());
+                self.respond(id, Some(method), at, Err(status), mem::take(&mut opening.permit).into());
             }
             Decision::Wait(future) => self.wait(opening, method, body, at, future),
             Decision::Close(message) => {
@@ -221,7 +222,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     fn wait(
         &mut self,
-        opening: Opening,
+        opening: &mut Opening,
         method: u32,
         body: &[u8],
         at: usize,
@@ -231,7 +232,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let waker = SlotWaker::new(&self.ready, Key::Waiting(key));
         let (id, deadline) = (opening.id, opening.deadline);
         let future = HandlerFuture(future);
-        let waiting = Waiting { opening, body: Bytes::copy_from_slice(body), at, future, waker };
+        let waiting = Waiting { opening: opening.take(), body: Bytes::copy_from_slice(body), at, future, waker };
         self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)) });
         // Nothing else polls it for the first time.
         self.ready.push(Key::Waiting(key));
@@ -255,20 +256,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let Some(Pending { method, place: Place::Waiting(waiting), .. }) = self.in_flight.remove(key) else {
             return Ok(());
         };
-        let Waiting { opening, body, at, .. } = *waiting;
+        let Waiting { mut opening, body, at, .. } = *waiting;
         match decision {
             // Its deadline is looked at again: it may have passed in this very turn.
             Decision::Pass if opening.deadline.is_expired(clock::now()) => {
                 self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
                 Ok(())
             }
-            Decision::Pass => self.admit(opening, method, &body, at + 1, cx),
-            decision => self.decided(opening, method, &body, at, decision),
+            Decision::Pass => self.admit(&mut opening, method, &body, at + 1, cx),
+            decision => self.decided(&mut opening, method, &body, at, decision),
         }
     }
 
     /// Decodes and runs an admitted call: in place if its method is quick, else in a task.
-    fn start(&mut self, opening: Opening, method: u32, body: &[u8]) {
+    fn start(&mut self, opening: &mut Opening, method: u32, body: &[u8]) {
         let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
         let registered = server.methods.get(method);
         let (id, deadline) = (opening.id, opening.deadline);

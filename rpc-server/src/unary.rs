@@ -44,7 +44,7 @@ pub(crate) trait ConnMethod: Send {
 /// An admitted call, its service still to be called.
 #[derive(Debug)]
 pub(crate) struct Starting<'a> {
-    pub(crate) opening: Opening,
+    pub(crate) opening: &'a mut Opening,
     pub(crate) body: &'a [u8],
     pub(crate) connection: &'a Arc<ConnectionInfo>,
     /// Where the connection will keep the call if it is pending.
@@ -259,7 +259,7 @@ where
         let tenant = &mut self.slots[slot as usize];
         let Starting { opening, body, connection, parked } = call;
         let codec = opening.codec;
-        tenant.claim = Some(opening.into_claim(connection, tenant.context.take()));
+        tenant.claim = Some(opening.claim(connection, tenant.context.take()));
         tenant.codec = codec;
         tenant.parked = parked;
         let handler = &self.handler;
@@ -283,7 +283,7 @@ where
     fn spawn(&mut self, call: Starting<'_>) -> Result<Task, Ended> {
         let Starting { opening, body, connection, parked } = call;
         let (id, codec) = (opening.id, opening.codec);
-        let mut claim = opening.into_claim(connection, None);
+        let mut claim = opening.claim(connection, None);
         let context = claim.context.clone().expect("a new claim has a context");
         let prepared = catch_unwind(AssertUnwindSafe(|| Self::prepare(&self.handler, &context, codec, body)));
         let (status, panicked) = match prepared {
