@@ -17,7 +17,10 @@ use support::{
     raw::{hello_with, scripted},
     within,
 };
-use tokio::time::{Instant, sleep};
+use tokio::{
+    io::DuplexStream,
+    time::{Instant, sleep},
+};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -165,8 +168,7 @@ async fn a_call_that_expires_in_the_clients_buffer_may_be_executed_and_one_that_
     drop(client);
     harness.assert_idle().await;
     // No connection.
-    let never =
-        Client::with_connector("nobody", || std::future::pending::<io::Result<tokio::io::DuplexStream>>()).build();
+    let never = Client::with_connector("nobody", std::future::pending::<io::Result<DuplexStream>>).build();
     assert_eq!(expires(&never).await, Executed::Never);
     // No room.
     let (builder, mut servers) = scripted(1024 * 1024);
@@ -229,19 +231,39 @@ impl Handler for Deciding {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn an_error_that_says_ok_is_an_internal_one_and_an_answer_of_a_handler_was_not_executed() {
-    let harness = Harness::with(|builder| {
+fn odd() -> Harness {
+    Harness::with(|builder| {
         builder.service(OddServer::new(Fails)).pipeline(|pipeline, _| {
             pipeline.add_last("deciding", Deciding);
         })
-    });
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_says_ok_is_an_internal_one() {
+    let harness = odd();
     let client = harness.client();
     let error = client.service::<OddClient>().fail_with_ok().await.unwrap_err();
     assert_eq!(error.code(), StatusCode::Internal, "{error:?}");
+    drop(client);
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_handler_answers_in_place_of_the_service_was_never_executed() {
+    let harness = odd();
+    let client = harness.client();
     let answered = client.call::<_, u64>(method::NONCE, (1_u64, 0_u32)).metadata("do", "answer").await.unwrap_err();
     assert_eq!((answered.code(), answered.executed()), (StatusCode::Unauthenticated, Executed::Never));
-    // Why a handler closed the connection stands in the error of each call that ended with it.
+    assert_eq!(harness.probe.started(), 0);
+    drop(client);
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn why_a_handler_closed_the_connection_stands_in_the_error_of_each_call_that_ended_with_it() {
+    let harness = odd();
+    let client = harness.client();
     let gated = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
     harness.until_running(1).await;
     let evil = within(client.call::<_, u64>(method::GATE, (2_u64,)).metadata("do", "out with you")).await;

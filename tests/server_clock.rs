@@ -261,3 +261,26 @@ impl AsyncRead for Arriving {
         Pin::new(&mut self.io).poll_read(cx, buf)
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn however_many_calls_were_woken_before_the_slow_one_what_expired_meanwhile_is_not_executed() {
+    for parked in 1..20_u64 {
+        let slow = Slow::default();
+        let harness = slow.harness();
+        let mut peer = harness.peer().await;
+        // The last of the parked calls keeps the thread; the batch is full without a slow call.
+        let requests = (1..=64 + 10).map(|id| match id {
+            _ if id < parked => stamped(id, SLOW_LATER, (0_u32,), Duration::ZERO, 500 * MS),
+            _ if id == parked => stamped(id, SLOW_LATER, (60_u32,), Duration::ZERO, 500 * MS),
+            ..=64 => stamped(id, method::ECHO, ("hi",), Duration::ZERO, 500 * MS),
+            _ => stamped(id, SLOW, (1_u32,), Duration::ZERO, 50 * MS),
+        });
+        peer.send(&requests.collect::<Vec<_>>().concat()).await;
+        for _ in 0..64 + 10 {
+            assert!(matches!(peer.next().await, Got::Response { .. }));
+        }
+        assert_eq!(slow.started() as u64, parked, "calls were executed after their deadline");
+        peer.part().await;
+        harness.assert_idle().await;
+    }
+}

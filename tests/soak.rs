@@ -70,7 +70,9 @@ async fn whatever_happens_every_call_ends_and_nothing_is_left() {
     silence_expected_panics();
     let seconds = env::var("SLUICEGATE_SOAK_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(2);
     let harness = Harness::with(|builder| {
-        builder.max_concurrent_calls(40).max_concurrent_calls_per_connection(16).write_high_water(20_000)
+        // Too few connections for all, too: now and then a client is turned away.
+        let builder = builder.max_connections(CLIENTS + RAW_PEERS - 2).write_high_water(20_000);
+        builder.max_concurrent_calls(40).max_concurrent_calls_per_connection(16)
     });
     // Holds are dropped at once, but by another task.
     harness.probe.drop_holds();
@@ -97,15 +99,17 @@ async fn whatever_happens_every_call_ends_and_nothing_is_left() {
         assert!(outcomes.failed(code) > 0, "{code:?}: {outcomes:?}");
     }
     assert!(outcomes.failed(StatusCode::Unavailable) > 0, "no connection was lost: {outcomes:?}");
-    assert!(outcomes.good.load(SeqCst) > 1_000 && outcomes.cancelled.load(SeqCst) > 0, "{outcomes:?}");
+    assert!(outcomes.good.load(SeqCst) > 100 && outcomes.cancelled.load(SeqCst) > 0, "{outcomes:?}");
     for client in &clients {
         until_no_call_is_out(client).await;
     }
+    drop(clients);
+    assert_idle_soon(&harness.handle).await;
     // The server still serves whoever comes.
     let newcomer = Client::new(address.to_string());
     let reply = newcomer.call::<_, u64>(method::NONCE, (7_u64, 3_u32)).timeout(FOR_EVER).await;
     assert_eq!(reply.unwrap(), 7);
-    drop((clients, newcomer));
+    drop(newcomer);
     assert_idle_soon(&harness.handle).await;
     assert_eq!(harness.probe.running(), 0);
     harness.handle.shutdown();
@@ -159,13 +163,13 @@ async fn call(client: &Client, random: &mut Random) -> Result<(), CallError> {
             assert_eq!(client.call::<_, u64>(method, (ms,)).timeout(expiry).await?, ms);
         }
         7..9 => {
-            let text = "z".repeat(n as usize * if n % 50 == 0 { 20 } else { 1 });
+            let text = "z".repeat(n as usize * if n.is_multiple_of(50) { 20 } else { 1 });
             let method = pick(method::ECHO, method::ECHO_SPAWNED);
             let reply = client.call::<_, String>(method, (text.clone(),)).timeout(expiry).await?;
             assert!(reply == text, "another call's reply");
         }
         9..11 => {
-            let len = n as u32 * if n % 20 == 0 { 40 } else { 1 };
+            let len = n as u32 * if n.is_multiple_of(20) { 40 } else { 1 };
             let method = pick(method::LARGE, method::LARGE_SPAWNED);
             let reply = client.call::<_, String>(method, (len,)).timeout(expiry).await?;
             assert_eq!(reply.len(), len as usize);
@@ -177,7 +181,7 @@ async fn call(client: &Client, random: &mut Random) -> Result<(), CallError> {
             client.call::<_, u64>(method, (n,)).timeout(random.us(5_000)).await?;
         }
         14 => client.call(method::WATCHED, ()).timeout(random.us(5_000)).await?,
-        _ if n % 5 == 0 => client.call(pick(method::PANIC_LATER, method::PANIC_LATER_SPAWNED), ()).await?,
+        _ if n.is_multiple_of(5) => client.call(pick(method::PANIC_LATER, method::PANIC_LATER_SPAWNED), ()).await?,
         _ => client.call(method::SPIN, (n / 10,)).timeout(expiry).await?,
     }
     Ok(())
@@ -209,7 +213,7 @@ fn client(address: SocketAddr, n: u64) -> Client {
     let connections = AtomicU64::new(0);
     let builder = Client::with_connector("the server", move || {
         let mut random = Random::seeded(n * 1_000 + connections.fetch_add(1, SeqCst));
-        let left = if n % 2 == 0 { usize::MAX } else { random.below(2_000_000) as usize };
+        let left = if n.is_multiple_of(2) { usize::MAX } else { random.below(2_000_000) as usize };
         async move {
             let (read, write) = TcpStream::connect(address).await?.into_split();
             Ok(join(Cut { io: read, left }, write))

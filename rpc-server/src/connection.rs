@@ -205,8 +205,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// work. A turn takes a bounded batch and then steps aside even if there is more to read, so
     /// that the connections of a thread share it.
     fn turn(&mut self, cx: &mut TaskContext<'_>) -> Result<Turn, Broken> {
-        let reading = Reading::now();
-        let now = reading.instant;
+        let now = clock::now();
         self.batch.begin(now);
         self.follow_server();
         // What is being gathered has waited its turn when the woken calls have had theirs.
@@ -220,7 +219,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if self.gather(self.writer.unwritten() > finished) {
             return Ok(Turn::Again);
         }
-        let read = self.read(cx, reading)?;
+        let read = self.read(cx)?;
         // Tasks that were spawned just now wake us only once they have been polled for.
         self.poll_tasks(cx);
         self.flush(cx, now)?;
@@ -265,14 +264,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.gathered
     }
 
-    fn read(&mut self, cx: &mut TaskContext<'_>, now: Reading) -> Result<ReadEnd, Broken> {
+    fn read(&mut self, cx: &mut TaskContext<'_>) -> Result<ReadEnd, Broken> {
         if matches!(self.state, State::Closing { .. } | State::Lingering { .. }) {
             return Ok(ReadEnd::Dry);
         }
         loop {
             if !self.partial.is_empty() {
                 let mut bytes = mem::take(&mut self.partial);
-                let taken = self.process(&bytes, cx, now)?;
+                // Read anew: woken calls may have taken their time.
+                let taken = self.process(&bytes, cx, Reading::now())?;
                 bytes.advance(taken);
                 // An idle connection keeps no buffer.
                 self.partial = if bytes.is_empty() { BytesMut::new() } else { bytes };
