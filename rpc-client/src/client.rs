@@ -29,7 +29,8 @@ use crate::{
     call::{Call, InCodec, Method, Untouched},
     clock,
     config::Config,
-    connection::{Connection, Driver},
+    connection::Connection,
+    driver::Driver,
     error::CallError,
 };
 

@@ -10,6 +10,7 @@ mod client;
 mod clock;
 mod config;
 mod connection;
+mod driver;
 mod error;
 mod scratch;
 mod slots;

@@ -1,0 +1,432 @@
+//! The task of a connection: it reads and writes for all callers, and ends what waits when it ends.
+
+use std::{
+    future::poll_fn,
+    io, mem,
+    pin::{Pin, pin},
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use bytes::{Buf, BytesMut};
+use rpc_codec::{
+    Decoded, Frame, FrameDecoder, GoAwayReason, HeadError, Hello, Kind, ResponseFrame, encode_cancel, encode_go_away,
+    encode_pong,
+};
+use rpc_core::{CallId, Executed, StatusCode};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    task::coop,
+    time::{Sleep, sleep_until},
+};
+
+use crate::{
+    client::Counters,
+    clock,
+    config::Config,
+    connection::{Connection, MAX_QUEUED_LEN, State},
+    error::{CallError, LostCause},
+    scratch,
+    slots::Found,
+};
+
+/// The task of a connection: it reads and writes, and ends what waits when it ends itself, even when
+/// it is dropped with its runtime.
+pub(crate) struct Driver<T> {
+    io: T,
+    connection: Arc<Connection>,
+    counters: Arc<Counters>,
+    decoder: FrameDecoder,
+    /// Bytes being written; what stands before `sent` has left.
+    writing: Vec<u8>,
+    sent: usize,
+    /// Bytes of queued frames that have left.
+    written: u64,
+    partial: BytesMut,
+    wakers: Vec<Waker>,
+    timer: Option<Pin<Box<Sleep>>>,
+    armed: Option<Instant>,
+    phase: Phase,
+    /// The server answered a call, so connecting to it was worth it.
+    proved_good: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// The farewell is queued: write it, then the end of the stream.
+    Leaving,
+    /// Waiting for the server's end of the stream.
+    Lingering {
+        until: Instant,
+    },
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
+    pub(crate) fn new(io: T, connection: Arc<Connection>, counters: Arc<Counters>, config: &Config) -> Self {
+        let mut writing = Vec::new();
+        config.hello().encode(&mut writing);
+        Self {
+            io,
+            connection,
+            counters,
+            decoder: FrameDecoder::new(config.max_frame),
+            // The HELLO is not a queued frame; `written` starts below zero by its length.
+            written: 0_u64.wrapping_sub(writing.len() as u64),
+            writing,
+            sent: 0,
+            partial: BytesMut::new(),
+            wakers: Vec::new(),
+            timer: None,
+            armed: None,
+            phase: Phase::Open,
+            proved_good: false,
+        }
+    }
+
+    /// Drives the connection to its end; why it ended, if it had not proved good by then.
+    pub(crate) async fn run(mut self) -> Option<LostCause> {
+        let cause = poll_fn(|cx| self.poll(cx)).await;
+        tracing::debug!(peer = %self.connection.peer, %cause, "connection ended");
+        self.connection.end(&cause, self.left());
+        if let LostCause::Protocol(message) = &cause {
+            self.tell_why(message);
+        }
+        (!self.proved_good).then_some(cause)
+    }
+
+    /// Tells the server how it broke the protocol, if that can be written without waiting.
+    fn tell_why(&mut self, message: &str) {
+        if self.sent < self.writing.len() {
+            return;
+        }
+        let mut farewell = Vec::new();
+        encode_go_away(&mut farewell, CallId::CONNECTION, GoAwayReason::ProtocolError, message);
+        let (io, mut cx) = (&mut self.io, Context::from_waker(Waker::noop()));
+        let _ = poll_io(&mut cx, |cx| Pin::new(&mut *io).poll_write(cx, &farewell));
+        let _ = poll_io(&mut cx, |cx| Pin::new(&mut *io).poll_shutdown(cx));
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LostCause> {
+        match self.turn(cx) {
+            Ok(Turn::Wait) => Poll::Pending,
+            Ok(Turn::Again) => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Ok(Turn::End) => Poll::Ready(LostCause::ServerClosed),
+            Err(cause) => Poll::Ready(cause),
+        }
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_>) -> Result<Turn, LostCause> {
+        for _ in 0..MAX_ROUNDS {
+            // What a part-written buffer kept us from taking is taken in the next round.
+            let left_behind = self.sent < self.writing.len();
+            let expiry = self.take_queued(cx);
+            let blocked = self.write(cx)?;
+            if left_behind && !blocked {
+                continue;
+            }
+            if self.phase != Phase::Open && self.leave(cx, blocked) {
+                return Ok(Turn::End);
+            }
+            match self.read(cx)? {
+                Answers::None => {
+                    let due = match self.phase {
+                        Phase::Lingering { until } => Some(until),
+                        _ => expiry,
+                    };
+                    return Ok(if self.poll_timer(cx, due) { Turn::Again } else { Turn::Wait });
+                }
+                // A lone answer's caller finds us asleep and is not kept waiting.
+                Answers::One if !blocked => {}
+                Answers::One | Answers::Several => return Ok(Turn::Again),
+            }
+        }
+        Ok(Turn::Again)
+    }
+
+    /// Takes what callers have queued, and says when the next call expires.
+    fn take_queued(&mut self, cx: &Context<'_>) -> Option<Instant> {
+        let connection = Arc::clone(&self.connection);
+        let mut state = connection.lock();
+        if !state.task.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+            state.task = Some(cx.waker().clone());
+        }
+        state.task_is_awake = false;
+        if state.slots.next_expiry().is_some() {
+            self.expire(&mut state);
+        }
+        if self.sent == self.writing.len() {
+            self.writing.clear();
+            self.sent = 0;
+            let was_full = state.out.len() >= MAX_QUEUED_LEN;
+            mem::swap(&mut state.out, &mut self.writing);
+            if was_full {
+                connection.room.notify_waiters();
+            }
+        }
+        if state.closing && state.slots.used() == 0 && self.phase == Phase::Open {
+            self.phase = Phase::Leaving;
+            encode_go_away(&mut self.writing, CallId::CONNECTION, GoAwayReason::Drain, "the client is closing");
+        }
+        let expiry = state.slots.next_expiry();
+        drop(state);
+        self.wakers.drain(..).for_each(Waker::wake);
+        expiry
+    }
+
+    fn expire(&mut self, state: &mut State) {
+        for id in state.slots.expired(clock::now()) {
+            // What has not left yet still will, so nobody knows until the connection is gone.
+            let executed = Executed::Maybe;
+            let error = CallError::DeadlineExceeded { peer: Arc::clone(&self.connection.peer), executed };
+            self.wakers.extend(state.slots.fail(id, error));
+            state.append(|out| encode_cancel(out, id));
+        }
+    }
+
+    /// Writes what the transport takes. `true` if it does not take all.
+    fn write(&mut self, cx: &mut Context<'_>) -> Result<bool, LostCause> {
+        while self.sent < self.writing.len() {
+            let (io, writing) = (&mut self.io, &self.writing[self.sent..]);
+            match poll_io(cx, |cx| Pin::new(&mut *io).poll_write(cx, writing)) {
+                Poll::Pending => return Ok(true),
+                Poll::Ready(Ok(0)) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                Poll::Ready(Ok(n)) => self.sent += n,
+                Poll::Ready(Err(error)) => return Err(error.into()),
+            }
+        }
+        if !self.writing.is_empty() {
+            self.written = self.written.wrapping_add(self.writing.len() as u64);
+            self.writing.clear();
+            self.sent = 0;
+            if self.writing.capacity() > MAX_KEPT_LEN {
+                self.writing = Vec::new();
+            }
+        }
+        let io = &mut self.io;
+        match poll_io(cx, |cx| Pin::new(&mut *io).poll_flush(cx)) {
+            Poll::Pending => Ok(true),
+            Poll::Ready(flushed) => flushed.map(|()| false).map_err(Into::into),
+        }
+    }
+
+    /// Ends our side of the stream, then waits a little for the server's end. `true` at the end.
+    fn leave(&mut self, cx: &mut Context<'_>, blocked: bool) -> bool {
+        if self.phase == Phase::Leaving && !blocked {
+            let io = &mut self.io;
+            match poll_io(cx, |cx| Pin::new(&mut *io).poll_shutdown(cx)) {
+                Poll::Pending => {}
+                Poll::Ready(Err(_)) => return true,
+                Poll::Ready(Ok(())) => self.phase = Phase::Lingering { until: clock::now() + LINGER_TIME },
+            }
+        }
+        matches!(self.phase, Phase::Lingering { until } if until <= clock::now())
+    }
+
+    fn read(&mut self, cx: &mut Context<'_>) -> Result<Answers, LostCause> {
+        let read = scratch::with_read_buffer(|buffer| {
+            let mut buf = ReadBuf::new(buffer);
+            let io = &mut self.io;
+            match poll_io(cx, |cx| Pin::new(&mut *io).poll_read(cx, &mut buf)) {
+                Poll::Pending => return Ok(None),
+                Poll::Ready(result) => result?,
+            }
+            let bytes = buf.filled();
+            if bytes.is_empty() {
+                return Err(LostCause::ServerClosed);
+            }
+            if self.partial.is_empty() {
+                let (taken, answers) = self.deliver(bytes)?;
+                self.partial.extend_from_slice(&bytes[taken..]);
+                return Ok(Some(answers));
+            }
+            self.partial.extend_from_slice(bytes);
+            let mut bytes = mem::take(&mut self.partial);
+            let (taken, answers) = self.deliver(&bytes)?;
+            bytes.advance(taken);
+            self.partial = if bytes.is_empty() { BytesMut::new() } else { bytes };
+            Ok(Some(answers))
+        })?;
+        match read {
+            None => Ok(Answers::None),
+            Some(1) => Ok(Answers::One),
+            // Without an answer, too: a server that sends nothing but those frames must not keep the thread.
+            Some(_) => Ok(Answers::Several),
+        }
+    }
+
+    /// Delivers the answers in `bytes` under one lock, then wakes their callers. Says how many bytes
+    /// and how many answers there were.
+    fn deliver(&mut self, bytes: &[u8]) -> Result<(usize, usize), LostCause> {
+        let connection = Arc::clone(&self.connection);
+        let mut taken = 0;
+        let mut answers = 0;
+        let mut state = connection.lock();
+        // A server that will not serve says so in place of a HELLO.
+        let turned_away = bytes.get(KIND_AT).is_some_and(|&kind| kind == Kind::GoAway as u8);
+        if !state.greeted && !turned_away {
+            let Some((hello, len)) = Hello::decode(bytes)? else { return Ok((0, 0)) };
+            taken = len;
+            connection.greeted(&mut state, &hello);
+        }
+        let delivered = loop {
+            match self.decoder.decode(&bytes[taken..]) {
+                Ok(Decoded::Incomplete { .. }) => break Ok(()),
+                Ok(Decoded::Frame { frame, len }) => {
+                    taken += len;
+                    match self.frame(&mut state, frame) {
+                        Ok(answered) => answers += usize::from(answered),
+                        Err(cause) => break Err(cause),
+                    }
+                }
+                Err(error) => break Err(error.into()),
+            }
+        };
+        // Who is woken now appends without waking us, if we take another turn anyway.
+        state.task_is_awake |= answers > 1;
+        drop(state);
+        self.wakers.drain(..).for_each(Waker::wake);
+        delivered.map(|()| (taken, answers))
+    }
+
+    /// Handles one frame; whether it was an answer.
+    fn frame(&mut self, state: &mut State, frame: Frame<'_>) -> Result<bool, LostCause> {
+        match frame {
+            Frame::Response(response) => self.answer(state, &response),
+            Frame::Malformed { id, error } => self.malformed(state, id, error),
+            Frame::Ping(opaque) => {
+                // A server that asks without end and never reads is not owed a buffer of answers.
+                if state.out.len() < MAX_QUEUED_LEN {
+                    state.append(|out| encode_pong(out, opaque));
+                }
+                Ok(false)
+            }
+            Frame::GoAway(go_away) => {
+                self.going_away(state, go_away.last, go_away.reason, go_away.message);
+                // In place of a HELLO it means that we are not wanted, now and for a while.
+                if state.greeted { Ok(false) } else { Err(LostCause::GoneAway(go_away.message.into())) }
+            }
+            Frame::Cont { .. } | Frame::Pong(_) | Frame::Ignored { .. } => Ok(false),
+            _ => Err(LostCause::Protocol("it sent a frame that only a client sends".into())),
+        }
+    }
+
+    fn answer(&mut self, state: &mut State, response: &ResponseFrame<'_>) -> Result<bool, LostCause> {
+        let id = response.id;
+        match state.slots.find(id) {
+            Found::Waiting => {}
+            Found::Late => {
+                self.counters.late_answers.fetch_add(1, Ordering::Relaxed);
+                return Ok(false);
+            }
+            Found::NeverIssued => {
+                return Err(LostCause::Protocol(format!("it answered call {id}, which never was").into()));
+            }
+        }
+        self.proved_good = true;
+        if response.more || response.compression != 0 {
+            let error = CallError::MalformedResponse {
+                peer: Arc::clone(&self.connection.peer),
+                source: HeadError::BodyLen { claimed: response.body_len, actual: response.body.len() },
+            };
+            self.wakers.extend(state.slots.fail(id, error));
+            return Ok(true);
+        }
+        let outcome = if response.code == StatusCode::Ok {
+            response.metadata().map(Ok)
+        } else {
+            response.status().map(|status| Err(CallError::Status(status)))
+        };
+        match outcome {
+            Ok(Ok(metadata)) => self.wakers.extend(state.slots.reply(id, metadata, response.body)),
+            Ok(Err(error)) => self.wakers.extend(state.slots.fail(id, error)),
+            Err(error) => return self.malformed(state, id, error),
+        }
+        Ok(true)
+    }
+
+    fn malformed(&mut self, state: &mut State, id: CallId, source: HeadError) -> Result<bool, LostCause> {
+        if state.slots.find(id) == Found::Waiting {
+            let error = CallError::MalformedResponse { peer: Arc::clone(&self.connection.peer), source };
+            self.wakers.extend(state.slots.fail(id, error));
+        }
+        Ok(true)
+    }
+
+    /// The server accepts nothing above `last`: those calls fail, the others are waited for.
+    fn going_away(&mut self, state: &mut State, last: CallId, reason: GoAwayReason, message: &str) {
+        let error = CallError::GoingAway { peer: Arc::clone(&self.connection.peer), reason, message: message.into() };
+        let refused: Vec<_> = state.slots.waiting().filter(|&(id, _)| id > last).collect();
+        for (id, _) in refused {
+            self.wakers.extend(state.slots.fail(id, error.clone()));
+        }
+        state.ended.get_or_insert(error);
+        state.closing = true;
+        self.connection.notify_all();
+    }
+
+    fn poll_timer(&mut self, cx: &mut Context<'_>, due: Option<Instant>) -> bool {
+        let Some(due) = due else { return false };
+        if self.armed.is_none_or(|armed| due < armed) {
+            self.armed = Some(due);
+            match &mut self.timer {
+                Some(timer) => timer.as_mut().reset(due.into()),
+                None => self.timer = Some(Box::pin(sleep_until(due.into()))),
+            }
+        }
+        let Some(timer) = &mut self.timer else { return false };
+        let fired = poll_io(cx, |cx| timer.as_mut().poll(cx)).is_ready();
+        if fired {
+            self.armed = None;
+        }
+        fired
+    }
+}
+
+impl<T> Driver<T> {
+    /// Bytes of queued frames that have left.
+    fn left(&self) -> u64 {
+        let left = self.written.wrapping_add(self.sent as u64);
+        // Negative while the HELLO in front of them has not left.
+        u64::try_from(left.cast_signed()).unwrap_or(0)
+    }
+}
+
+impl<T> Drop for Driver<T> {
+    fn drop(&mut self) {
+        // After a regular end nothing waits any more, and this does nothing.
+        self.connection.end(&LostCause::RuntimeEnded, self.left());
+    }
+}
+
+enum Turn {
+    Again,
+    Wait,
+    End,
+}
+
+/// How many answers a read brought.
+enum Answers {
+    None,
+    One,
+    Several,
+}
+
+/// Polls a transport outside of tokio's cooperative budget: the loop's own turns bound it, and a
+/// used-up budget would look like a peer that takes or sends nothing.
+fn poll_io<R>(cx: &mut Context<'_>, poll: impl FnMut(&mut Context<'_>) -> Poll<R>) -> Poll<R> {
+    pin!(coop::unconstrained(poll_fn(poll))).poll(cx)
+}
+
+/// A longer write buffer is not kept.
+const MAX_KEPT_LEN: usize = 256 * 1024;
+/// Where in a frame its kind stands.
+const KIND_AT: usize = 4;
+/// So many lone answers, one after the other, and others get their turn.
+const MAX_ROUNDS: u32 = 32;
+/// How long a closing client waits for the server to close, too.
+const LINGER_TIME: Duration = Duration::from_secs(1);
