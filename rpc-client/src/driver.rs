@@ -121,6 +121,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     }
 
     fn turn(&mut self, cx: &mut Context<'_>) -> Result<Turn, LostCause> {
+        if !self.wakers.is_empty() {
+            // The turn between has woken an idle worker, if there is one. It looks for work by now, so
+            // none of these wakes wakes it anew: see `MANY`.
+            self.wakers.drain(..).for_each(Waker::wake);
+            return Ok(Turn::Again);
+        }
         for _ in 0..MAX_ROUNDS {
             // What a part-written buffer kept us from taking is taken in the next round.
             let left_behind = self.sent < self.writing.len();
@@ -289,7 +295,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         // Who is woken now appends without waking us, if we take another turn anyway.
         state.task_is_awake |= answers > 1;
         drop(state);
-        self.wakers.drain(..).for_each(Waker::wake);
+        if self.wakers.len() < MANY {
+            self.wakers.drain(..).for_each(Waker::wake);
+        }
         delivered.map(|()| (taken, answers))
     }
 
@@ -430,3 +438,10 @@ const KIND_AT: usize = 4;
 const MAX_ROUNDS: u32 = 32;
 /// How long a closing client waits for the server to close, too.
 const LINGER_TIME: Duration = Duration::from_secs(1);
+/// So many callers are woken in a turn of their own.
+///
+/// tokio wakes an idle worker for a task that becomes ready unless one is looking for work already.
+/// Woken in the middle of a burst, such a worker finds one task, runs it, sleeps, and is woken again:
+/// a system call and two context switches for every few callers. Stepping aside first wakes it once.
+/// Measured with 64 callers and both processes on one CPU: 1.05 to 1.37 million calls a second.
+const MANY: usize = 24;

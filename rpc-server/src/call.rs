@@ -211,7 +211,7 @@ pub(crate) mod testing {
         fn default() -> Self {
             let opening = Opening {
                 id: CallId::new(1, 0),
-                received: Reading { instant: Instant::now(), ticks: Ticks::new(1 << 50), micros: 0 },
+                received: Reading { instant: Instant::now(), ticks: Ticks::new(1 << 61), micros: 0 },
                 age: Duration::ZERO,
                 deadline: Deadline::NONE,
                 codec: CodecId::BINCODE,

@@ -179,7 +179,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<()> {
-        self.ready.register(cx.waker());
+        self.ready.take(cx.waker(), &mut self.woken);
         scratch::lend_out(&mut self.writer.out);
         let turn = match self.turn(cx) {
             Ok(turn) => turn,
@@ -372,10 +372,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         Err(Broken::Lost(io::ErrorKind::UnexpectedEof.into()))
     }
 
-    /// Polls the calls that were woken since the last turn.
+    /// Polls the calls that were woken before this turn.
     fn poll_woken(&mut self, cx: &mut TaskContext<'_>) -> Result<(), Broken> {
         let mut woken = mem::take(&mut self.woken);
-        self.ready.take(&mut woken);
         let polled = woken.drain(..).try_for_each(|key| match key {
             Key::Slot { method, slot } => {
                 self.poll_slot(method, slot);
@@ -491,6 +490,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Cancels every call; then, if the peer may still read, tells it why and closes.
     fn break_off(&mut self, broken: Broken) -> Turn {
         self.cancel_all();
+        // The turn that broke may not have come to them.
+        self.woken.clear();
         match broken {
             Broken::Lost(error) => {
                 tracing::debug!(connection = %self.info, %error, "connection lost");

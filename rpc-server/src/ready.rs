@@ -39,12 +39,15 @@ pub(crate) enum Key {
 }
 
 impl Ready {
-    /// Makes `waker` the one that wakes the connection.
-    pub(crate) fn register(&self, waker: &Waker) {
+    /// Makes `waker` the one that wakes the connection, and swaps the woken keys into `keys`, which
+    /// must be empty, so that both lists keep their memory.
+    pub(crate) fn take(&self, waker: &Waker, keys: &mut Vec<Key>) {
+        debug_assert!(keys.is_empty());
         let mut list = self.lock();
         if !list.connection.as_ref().is_some_and(|known| known.will_wake(waker)) {
             list.connection = Some(waker.clone());
         }
+        mem::swap(&mut list.keys, keys);
     }
 
     /// Wakes the connection without a call, to have a look at what is shared.
@@ -53,12 +56,6 @@ impl Ready {
         if let Some(waker) = waker {
             waker.wake();
         }
-    }
-
-    /// Swaps the woken keys into `keys`, which must be empty, so that both lists keep their memory.
-    pub(crate) fn take(&self, keys: &mut Vec<Key>) {
-        debug_assert!(keys.is_empty());
-        mem::swap(&mut self.lock().keys, keys);
     }
 
     /// Lists `key`, and wakes the connection.
@@ -126,15 +123,15 @@ mod tests {
         let mut keys = Vec::new();
         waker.wake_by_ref();
         waker.wake_by_ref();
-        ready.take(&mut keys);
+        ready.take(Waker::noop(), &mut keys);
         assert_eq!(keys, [KEY]);
         keys.clear();
         waker.wake_by_ref();
-        ready.take(&mut keys);
+        ready.take(Waker::noop(), &mut keys);
         assert!(keys.is_empty(), "not polled since");
         waker.unlist();
         waker.wake_by_ref();
-        ready.take(&mut keys);
+        ready.take(Waker::noop(), &mut keys);
         assert_eq!(keys, [KEY]);
     }
 }

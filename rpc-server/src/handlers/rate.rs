@@ -9,6 +9,7 @@ use rpc_core::{
 
 use crate::{
     Call,
+    clock::Reading,
     pipeline::{CallInfo, Decision, Handler, Interest, Outbound},
 };
 
@@ -37,7 +38,10 @@ impl Handler for RateHandler {
     }
 
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
-        match self.limit.try_acquire(1, call.received_ticks()) {
+        let tried = self.limit.try_acquire(1, call.received_ticks());
+        // The reading is of the batch, and may be older than what other connections have done to the
+        // bucket since. That may cost a second look, but never a refusal.
+        match tried.or_else(|_| self.limit.try_acquire(1, Reading::now().ticks.max(call.received_ticks()))) {
             Ok(token) => {
                 self.last = Some((call.id(), token));
                 Decision::Pass
@@ -113,6 +117,22 @@ mod tests {
         let delay = refusal.retry_delay().unwrap();
         assert!(Duration::from_millis(100) <= delay && delay <= Duration::from_micros(112_500), "{delay:?}");
         assert_eq!(inbound(&mut handler, 3, delay), None);
+    }
+
+    #[test]
+    fn a_reading_older_than_the_bucket_is_looked_at_again() {
+        let mut handler = handler(100.0, 1);
+        let now = Reading::now().ticks;
+        let received = |sequence, ticks| {
+            let mut parts = CallParts::received(sequence, Duration::ZERO);
+            parts.opening.received.ticks = ticks;
+            parts
+        };
+        // Another connection passed a little while ago, but after this one read its clock.
+        let other = now.saturating_sub(Duration::from_millis(20));
+        assert!(matches!(handler.inbound(&mut received(1, other).call()), Decision::Pass));
+        let stale = now.saturating_sub(Duration::from_millis(50));
+        assert!(matches!(handler.inbound(&mut received(2, stale).call()), Decision::Pass));
     }
 
     #[test]
