@@ -8,12 +8,13 @@ use std::{
     time::Duration,
 };
 
-use rpc_codec::GoAwayReason;
+use rpc_codec::{CodecId, GoAwayReason};
 use rpc_core::CallId;
 use sluicegate::{CallError, Client, Executed, StatusCode, client::LostCause};
 use support::{
     Got, RawServer, method,
     raw::{Flood, cancel, frame, hello, hello_with, response, scripted},
+    within,
 };
 use tokio::{
     sync::mpsc::UnboundedReceiver,
@@ -243,5 +244,31 @@ async fn a_flood_of_frames_that_answer_nothing_does_not_keep_the_thread() {
         // A runtime of one thread looks at tasks 61 times before it looks at the test.
         assert!(in_one_turn < 61 * 10, "{in_one_turn} reads in one turn");
         assert!(call.await.unwrap().is_err());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_come_right_before_the_connection_breaks_reach_their_callers() {
+    for breaking in [frame(0x3c, 0, 1, b"", b""), response(CallId::new(1_000, 9), &1_u64), Vec::new()] {
+        // Few answers wake their callers at once, many in a turn of their own.
+        for calls in [1_u64, 2, 23, 24, 60] {
+            let (builder, mut servers) = scripted(64 * 1024);
+            let client = builder.build();
+            let callers: Vec<_> = (0..calls).map(|n| tokio::spawn(client.call::<_, u64>(method::GATE, (n,)))).collect();
+            let mut server = servers.recv().await.unwrap();
+            server.shake_hands(64).await;
+            let mut answers = Vec::new();
+            for _ in 0..calls {
+                let (id, body) = server.request().await;
+                let (n,): (u64,) = CodecId::BINCODE.decode(&body).unwrap();
+                answers.extend(response(id, &n));
+            }
+            answers.extend(&breaking);
+            server.peer.send(&answers).await;
+            drop(server);
+            for (n, caller) in callers.into_iter().enumerate() {
+                assert_eq!(within(caller).await.unwrap().unwrap(), n as u64, "of {calls}");
+            }
+        }
     }
 }

@@ -406,6 +406,8 @@ impl<T> Driver<T> {
 
 impl<T> Drop for Driver<T> {
     fn drop(&mut self) {
+        // Callers whose answers were delivered in the last turn are still to be woken.
+        self.wakers.drain(..).for_each(Waker::wake);
         // After a regular end nothing waits any more, and this does nothing.
         self.connection.end(&LostCause::RuntimeEnded, self.left());
     }

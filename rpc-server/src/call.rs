@@ -146,8 +146,7 @@ impl Opening {
 pub(crate) struct Claim {
     permit: CallPermit,
     settled: bool,
-    /// Always there but inside `settle`, `reuse` and a poll, during which it is the thread's
-    /// current context.
+    /// Always there but inside a poll, during which it is the thread's current context.
     pub(crate) context: Option<Context>,
 }
 
