@@ -41,11 +41,11 @@ impl Batch {
         self.over |= self.frames >= Self::MAX_FRAMES;
     }
 
-    /// Counts a call that has been polled. The clock is read after the first, too, so that one slow
-    /// call ends its batch.
+    /// Counts a call that has been polled. The clock is read more often at first, so that a few slow
+    /// calls end their batch as well.
     pub(crate) fn count(&mut self) {
         self.calls += 1;
-        let reading_due = self.calls == 1 || self.calls.is_multiple_of(Self::CALLS_PER_READING);
+        let reading_due = self.calls.is_multiple_of(Self::CALLS_PER_READING) || self.calls.is_power_of_two();
         if self.calls >= Self::MAX_CALLS {
             self.over = true;
         } else if reading_due || self.suspicious > 0 {
