@@ -207,12 +207,15 @@ impl<A, R, W> Call<A, R, W> {
         A: Send + 'static,
         W: WireForm<A, R>,
     {
-        std::future::poll_fn(move |cx| self.poll_response(cx)).await
+        let mut metadata = Metadata::new();
+        let value = std::future::poll_fn(|cx| self.poll_reply(cx, &mut metadata)).await?;
+        Ok(Response { value, metadata, _private: PhantomData })
     }
 }
 
 impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
-    fn poll_response(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<R>, CallError>> {
+    /// The reply once it is there; what came beside it is put into `metadata`.
+    fn poll_reply(&mut self, cx: &mut Context<'_>, metadata: &mut Metadata) -> Poll<Result<R, CallError>> {
         loop {
             match &mut self.state {
                 State::New => {
@@ -243,18 +246,20 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     }
                 }
                 State::Sent { connection, id } => {
-                    let answer = scratch::with_call_buffer(|body| {
-                        let metadata = ready!(connection.poll_answer(*id, body, cx));
-                        Poll::Ready(
-                            metadata.map(|metadata| (metadata, W::decode(W::codec(self.client.config().codec), body))),
-                        )
-                    });
-                    let outcome = ready!(answer).and_then(|(metadata, value)| match value {
-                        Ok(value) => Ok(Response { value, metadata, _private: PhantomData }),
-                        Err(source) => Err(CallError::Decode { peer: Arc::clone(&connection.peer), source }),
-                    });
+                    let codec = W::codec(self.client.config().codec);
+                    let reply = ready!(scratch::with_call_buffer(|body| {
+                        Poll::Ready(match ready!(connection.poll_answer(*id, body, cx)) {
+                            Ok(beside) => {
+                                *metadata = beside;
+                                let peer = &connection.peer;
+                                W::decode(codec, body)
+                                    .map_err(|source| CallError::Decode { peer: Arc::clone(peer), source })
+                            }
+                            Err(error) => Err(*error),
+                        })
+                    }));
                     self.state = State::Done;
-                    return Poll::Ready(outcome);
+                    return Poll::Ready(reply);
                 }
                 State::Done => panic!("a call was polled after it had ended"),
             }
@@ -387,7 +392,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Future for Call<A, R, W> {
     type Output = Result<R, CallError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.get_mut().poll_response(cx).map_ok(|response| response.value)
+        self.get_mut().poll_reply(cx, &mut Metadata::new())
     }
 }
 

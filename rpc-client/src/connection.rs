@@ -151,7 +151,7 @@ impl Connection {
         id: CallId,
         body: &mut Vec<u8>,
         cx: &Context<'_>,
-    ) -> Poll<Result<Metadata, CallError>> {
+    ) -> Poll<Result<Metadata, Box<CallError>>> {
         let (outcome, waiting, task) = {
             let mut state = self.lock();
             let outcome = state.slots.take(id, cx.waker(), body);

@@ -282,7 +282,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         let delivered = loop {
             match self.decoder.decode(&bytes[taken..]) {
                 Ok(Decoded::Incomplete { .. }) => break Ok(()),
-                Ok(Decoded::Frame { frame, len }) => {
+                Ok(Decoded::Frame { ref frame, len }) => {
                     taken += len;
                     match self.frame(&mut state, frame) {
                         Ok(answered) => answers += usize::from(answered),
@@ -302,14 +302,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     }
 
     /// Handles one frame; whether it was an answer.
-    fn frame(&mut self, state: &mut State, frame: Frame<'_>) -> Result<bool, LostCause> {
+    fn frame(&mut self, state: &mut State, frame: &Frame<'_>) -> Result<bool, LostCause> {
         match frame {
-            Frame::Response(response) => self.answer(state, &response),
-            Frame::Malformed { id, error } => self.malformed(state, id, error),
+            Frame::Response(response) => self.answer(state, response),
+            Frame::Malformed { id, error } => self.malformed(state, *id, error.clone()),
             Frame::Ping(opaque) => {
                 // A server that asks without end and never reads is not owed a buffer of answers.
                 if state.out.len() < MAX_QUEUED_LEN {
-                    state.append(|out| encode_pong(out, opaque));
+                    state.append(|out| encode_pong(out, *opaque));
                 }
                 Ok(false)
             }

@@ -35,7 +35,8 @@ struct Slot {
 #[derive(Debug)]
 enum SlotState {
     Waiting(Option<Waker>),
-    Done(Result<Metadata, CallError>),
+    /// Boxed, so that an outcome is two words and moves in registers.
+    Done(Result<Metadata, Box<CallError>>),
 }
 
 /// What an answer's id leads to.
@@ -112,7 +113,7 @@ impl Slots {
 
     /// Ends a waiting call with an error.
     pub(crate) fn fail(&mut self, id: CallId, error: CallError) -> Option<Waker> {
-        self.slots[usize::from(id.slot())].finish(Err(error))
+        self.slots[usize::from(id.slot())].finish(Err(Box::new(error)))
     }
 
     /// The waiting calls, each with where its request ends in the stream.
@@ -145,7 +146,7 @@ impl Slots {
         id: CallId,
         waker: &Waker,
         body: &mut Vec<u8>,
-    ) -> Option<Result<Metadata, CallError>> {
+    ) -> Option<Result<Metadata, Box<CallError>>> {
         let slot = &mut self.slots[usize::from(id.slot())];
         match &mut slot.state {
             SlotState::Waiting(known) => {
@@ -155,7 +156,7 @@ impl Slots {
                 None
             }
             SlotState::Done(outcome) => {
-                let outcome = mem::replace(outcome, Err(CallError::Closed));
+                let outcome = mem::replace(outcome, Ok(Metadata::new()));
                 mem::swap(&mut slot.body, body);
                 self.release(id);
                 Some(outcome)
@@ -190,7 +191,7 @@ impl Slot {
         self.id != CallId::CONNECTION && matches!(self.state, SlotState::Waiting(_))
     }
 
-    fn finish(&mut self, outcome: Result<Metadata, CallError>) -> Option<Waker> {
+    fn finish(&mut self, outcome: Result<Metadata, Box<CallError>>) -> Option<Waker> {
         match mem::replace(&mut self.state, SlotState::Done(outcome)) {
             SlotState::Waiting(waker) => waker,
             SlotState::Done(_) => None,

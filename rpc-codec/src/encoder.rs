@@ -42,13 +42,22 @@ impl OpenFrame {
         self.write_header(out, kind, head_len, id);
     }
 
+    fn head_len(self, out: &[u8]) -> usize {
+        let at = self.start + HEAD_LEN_AT;
+        u16::from_be_bytes([out[at], out[at + 1]]).into()
+    }
+
+    fn body_start(self, out: &[u8]) -> usize {
+        self.start + HEADER_LEN + self.head_len(out)
+    }
+
     fn write_header(self, out: &mut [u8], kind: Kind, head_len: usize, id: CallId) {
         let len = (out.len() - self.start - 4) as u32;
         let header = &mut out[self.start..self.start + HEADER_LEN];
         header[..4].copy_from_slice(&len.to_be_bytes());
-        header[4] = kind as u8;
+        header[KIND_AT] = kind as u8;
         header[5] = 0;
-        header[6..8].copy_from_slice(&(head_len as u16).to_be_bytes());
+        header[HEAD_LEN_AT..8].copy_from_slice(&(head_len as u16).to_be_bytes());
         header[8..].copy_from_slice(&id.to_wire().to_be_bytes());
     }
 }
@@ -56,12 +65,11 @@ impl OpenFrame {
 /// A REQUEST or RESPONSE whose body is still being written.
 ///
 /// The body is encoded straight behind the head; [`OpenMessage::finish`] then patches the lengths.
+/// Everything but its place stands in the buffer already, so it moves in a register.
 #[derive(Debug)]
 #[must_use = "a message that is not finished leaves half a frame in the buffer"]
 pub struct OpenMessage {
     frame: OpenFrame,
-    kind: Kind,
-    body_start: usize,
 }
 
 impl OpenMessage {
@@ -75,7 +83,7 @@ impl OpenMessage {
         fixed[24..].copy_from_slice(&[head.codec.to_wire(), head.compression, head.priority, head.attempt]);
         out.extend_from_slice(&fixed);
         metadata.encode(out);
-        Self { frame, kind: Kind::Request, body_start: out.len() }
+        Self::behind_head(frame, out, Kind::Request)
     }
 
     /// Opens a RESPONSE that succeeded; the body may be appended to `out` now.
@@ -84,21 +92,28 @@ impl OpenMessage {
         write_response_head(out, StatusCode::Ok, Executed::Finished);
         metadata.encode(out);
         out.extend_from_slice(&[0; 3]);
-        Self { frame, kind: Kind::Response, body_start: out.len() }
+        Self::behind_head(frame, out, Kind::Response)
+    }
+
+    fn behind_head(frame: OpenFrame, out: &mut [u8], kind: Kind) -> Self {
+        let head_len = out.len() - frame.start - HEADER_LEN;
+        frame.write_header(out, kind, head_len, CallId::CONNECTION);
+        Self { frame }
     }
 
     /// The body as far as it has been written.
     pub fn body<'a>(&self, out: &'a [u8]) -> &'a [u8] {
-        &out[self.body_start..]
+        &out[self.frame.body_start(out)..]
     }
 
     /// Puts metadata into a RESPONSE that was opened without any; the body moves up.
     pub fn insert_metadata(&mut self, out: &mut Vec<u8>, metadata: &Metadata) {
+        let head_len = self.frame.head_len(out) + metadata.encoded_len() - 1;
         let mut encoded = Vec::with_capacity(metadata.encoded_len());
         metadata.encode(&mut encoded);
         let empty_at = self.frame.start + HEADER_LEN + 8;
         out.splice(empty_at..=empty_at, encoded);
-        self.body_start += metadata.encoded_len() - 1;
+        self.frame.write_header(out, Kind::Response, head_len, CallId::CONNECTION);
     }
 
     /// Whether the message as it stands may be sent.
@@ -106,11 +121,13 @@ impl OpenMessage {
     /// # Errors
     ///
     /// The body, the head or the frame would be longer than the receiver takes.
+    #[inline]
     pub fn check(&self, out: &[u8], bounds: SendBounds) -> Result<(), EncodeError> {
-        let body_len = (out.len() - self.body_start) as u64;
-        let rest_len = (self.body_start - self.frame.start - 4) as u64;
+        let body_start = self.frame.body_start(out);
+        let body_len = (out.len() - body_start) as u64;
+        let rest_len = (body_start - self.frame.start - 4) as u64;
         let Some(room) = u64::from(bounds.max_frame).checked_sub(rest_len) else {
-            let len = self.body_start - self.frame.start - HEADER_LEN;
+            let len = self.frame.head_len(out);
             return Err(EncodeError::HeadTooLong { len, max: max_head(bounds.max_frame) });
         };
         let max = u64::from(bounds.max_message).min(room);
@@ -127,11 +144,14 @@ impl OpenMessage {
             self.abandon(out);
             return Err(error);
         }
-        let body_len = (out.len() - self.body_start) as u32;
-        let body_len_at = self.frame.start + HEADER_LEN + if self.kind == Kind::Request { 20 } else { 4 };
-        out[body_len_at..body_len_at + 4].copy_from_slice(&body_len.to_be_bytes());
-        let head_len = self.body_start - self.frame.start - HEADER_LEN;
-        self.frame.write_header(out, self.kind, head_len, id);
+        let frame = self.frame;
+        let body_len = (out.len() - frame.body_start(out)) as u32;
+        let frame_len = (out.len() - frame.start - 4) as u32;
+        let header = &mut out[frame.start..];
+        let body_len_at = HEADER_LEN + if header[KIND_AT] == Kind::Request as u8 { 20 } else { 4 };
+        header[..4].copy_from_slice(&frame_len.to_be_bytes());
+        header[body_len_at..body_len_at + 4].copy_from_slice(&body_len.to_be_bytes());
+        patch_id(header, id);
         Ok(())
     }
 
@@ -229,3 +249,6 @@ fn write_message(out: &mut Vec<u8>, message: &str) -> Result<(), FieldTooLong> {
 fn write_response_head(out: &mut Vec<u8>, code: StatusCode, executed: Executed) {
     out.extend_from_slice(&[code.to_wire(), executed.to_wire(), 0, 0, 0, 0, 0, 0]);
 }
+
+const KIND_AT: usize = 4;
+const HEAD_LEN_AT: usize = 6;

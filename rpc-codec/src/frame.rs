@@ -93,8 +93,9 @@ impl<'a> RequestFrame<'a> {
     /// # Errors
     ///
     /// The metadata breaks a rule; that costs this call only.
+    #[inline]
     pub fn metadata(&self) -> Result<Metadata, HeadError> {
-        Ok(Metadata::decode(self.metadata)?.0)
+        decode_metadata(self.metadata)
     }
 }
 
@@ -164,8 +165,9 @@ impl<'a> ResponseFrame<'a> {
     /// # Errors
     ///
     /// The metadata breaks a rule; that costs this call only.
+    #[inline]
     pub fn metadata(&self) -> Result<Metadata, HeadError> {
-        Ok(Metadata::decode(self.rest)?.0)
+        decode_metadata(self.rest)
     }
 
     /// Reads the whole status, with message, details and metadata.
@@ -251,6 +253,12 @@ impl GoAwayReason {
             reason => Self::Other(reason),
         }
     }
+}
+
+#[inline]
+fn decode_metadata(encoded: &[u8]) -> Result<Metadata, HeadError> {
+    // Nearly always there is none, and this is then decided without a call.
+    if encoded.first() == Some(&0) { Ok(Metadata::new()) } else { Ok(Metadata::decode(encoded)?.0) }
 }
 
 fn check_body_len(claimed: u32, more: bool, body: &[u8]) -> Result<(), HeadError> {

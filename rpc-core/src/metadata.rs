@@ -18,8 +18,9 @@ use std::fmt;
 /// ```
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Metadata {
-    count: u8,
-    encoded: Vec<u8>,
+    /// As on the wire: the count, then the pairs; `None` without any pair. A boxed slice and not a
+    /// vector because two words move in registers, and every call moves this a few times.
+    encoded: Option<Box<[u8]>>,
 }
 
 impl Metadata {
@@ -30,7 +31,7 @@ impl Metadata {
 
     /// No pairs.
     pub const fn new() -> Self {
-        Self { count: 0, encoded: Vec::new() }
+        Self { encoded: None }
     }
 
     /// Adds a pair behind the others.
@@ -55,18 +56,21 @@ impl Metadata {
         let value = value.as_ref();
         check_key(key.as_bytes())?;
         let value_len = u16::try_from(value.len()).map_err(|_| MetadataError::ValueTooLong { len: value.len() })?;
-        if usize::from(self.count) == Self::MAX_ENTRIES {
+        if self.len() == Self::MAX_ENTRIES {
             return Err(MetadataError::TooManyEntries { max: Self::MAX_ENTRIES });
         }
-        let len = self.encoded.len() + 3 + key.len() + value.len();
+        let len = self.pairs().len() + 3 + key.len() + value.len();
         if len > Self::MAX_LEN {
             return Err(MetadataError::TooLong { len, max: Self::MAX_LEN });
         }
-        self.encoded.push(key.len() as u8);
-        self.encoded.extend_from_slice(key.as_bytes());
-        self.encoded.extend_from_slice(&value_len.to_be_bytes());
-        self.encoded.extend_from_slice(value);
-        self.count += 1;
+        let mut encoded = Vec::with_capacity(1 + len);
+        encoded.push(self.count() + 1);
+        encoded.extend_from_slice(self.pairs());
+        encoded.push(key.len() as u8);
+        encoded.extend_from_slice(key.as_bytes());
+        encoded.extend_from_slice(&value_len.to_be_bytes());
+        encoded.extend_from_slice(value);
+        self.encoded = Some(encoded.into());
         Ok(())
     }
 
@@ -82,28 +86,28 @@ impl Metadata {
 
     /// All pairs in their order.
     pub fn iter(&self) -> Iter<'_> {
-        Iter { rest: &self.encoded }
+        Iter { rest: self.pairs() }
     }
 
     /// The number of pairs.
     pub fn len(&self) -> usize {
-        usize::from(self.count)
+        usize::from(self.count())
     }
 
     /// Whether there are no pairs.
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.encoded.is_none()
     }
 
     /// The length on the wire in bytes.
     pub fn encoded_len(&self) -> usize {
-        1 + self.encoded.len()
+        1 + self.pairs().len()
     }
 
     /// Appends the pairs as they stand on the wire: a count, then each pair.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(self.count);
-        out.extend_from_slice(&self.encoded);
+        out.push(self.count());
+        out.extend_from_slice(self.pairs());
     }
 
     /// Reads metadata from the front of `buf`, and says how many bytes it took.
@@ -113,16 +117,11 @@ impl Metadata {
     /// # Errors
     ///
     /// The bytes are cut short, or break one of the rules that [`Metadata::insert`] keeps.
-    #[inline]
     pub fn decode(buf: &[u8]) -> Result<(Self, usize), MetadataError> {
-        match buf.split_first() {
-            None => Err(MetadataError::Truncated),
-            Some((0, _)) => Ok((Self::new(), 1)),
-            Some((&count, rest)) => Self::decode_pairs(count, rest),
+        let (&count, rest) = buf.split_first().ok_or(MetadataError::Truncated)?;
+        if count == 0 {
+            return Ok((Self::new(), 1));
         }
-    }
-
-    fn decode_pairs(count: u8, rest: &[u8]) -> Result<(Self, usize), MetadataError> {
         if usize::from(count) > Self::MAX_ENTRIES {
             return Err(MetadataError::TooManyEntries { max: Self::MAX_ENTRIES });
         }
@@ -137,7 +136,18 @@ impl Metadata {
             }
         }
         let len = rest.len() - left.len();
-        Ok((Self { count, encoded: rest[..len].to_vec() }, 1 + len))
+        let mut encoded = Vec::with_capacity(1 + len);
+        encoded.push(count);
+        encoded.extend_from_slice(&rest[..len]);
+        Ok((Self { encoded: Some(encoded.into()) }, 1 + len))
+    }
+
+    fn count(&self) -> u8 {
+        self.encoded.as_deref().map_or(0, |encoded| encoded[0])
+    }
+
+    fn pairs(&self) -> &[u8] {
+        self.encoded.as_deref().map_or(&[], |encoded| &encoded[1..])
     }
 }
 

@@ -112,24 +112,6 @@ impl Call<'_> {
 }
 
 impl Opening {
-    /// Makes the call one that runs, in a new context or in that of an earlier call. Metadata and
-    /// permit leave the opening.
-    pub(crate) fn claim(&mut self, connection: &Arc<ConnectionInfo>, reused: Option<Context>) -> Claim {
-        let (id, received, deadline) = (self.id, self.received.instant, self.deadline);
-        let (metadata, permit) = (mem::take(&mut self.metadata), mem::take(&mut self.permit));
-        let context = match reused {
-            Some(mut context) => {
-                context.renew(id, received, deadline, metadata);
-                context
-            }
-            None => {
-                let connection = Arc::clone(connection);
-                Context::new(CallScope { id, connection, received, deadline, metadata, clock: clock::now })
-            }
-        };
-        Claim { permit, settled: false, context: Some(context) }
-    }
-
     /// Moves the call out; what is left behind has neither metadata nor permit.
     pub(crate) fn take(&mut self) -> Self {
         let (metadata, permit) = (mem::take(&mut self.metadata), mem::take(&mut self.permit));
@@ -137,23 +119,52 @@ impl Opening {
     }
 }
 
-/// A call's permit together with the context that may hand out holds on it.
+/// A call's permit together with the context that may hand out holds on it; used again by one call
+/// after the other.
 ///
 /// However a running call ends, the permit goes through [`Context::settle`], so that a hold keeps
 /// the slot even when the service's future is dropped with its connection; and in that case, too,
 /// the context is told that nobody waits.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Claim {
     permit: CallPermit,
-    settled: bool,
-    /// Always there but inside a poll, during which it is the thread's current context.
+    /// Whether a call has it.
+    taken: bool,
+    /// Once there was a call, always there but inside a poll, during which it is the thread's
+    /// current context.
     pub(crate) context: Option<Context>,
 }
 
 impl Claim {
+    /// Makes it the claim of a call that runs. Metadata and permit leave the opening.
+    ///
+    /// In place: what is written field by field and then moved as a whole makes the processor wait.
+    pub(crate) fn take_over(&mut self, opening: &mut Opening, connection: &Arc<ConnectionInfo>) -> &Context {
+        debug_assert!(!self.taken);
+        self.permit = mem::take(&mut opening.permit);
+        self.taken = true;
+        let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
+        let metadata = mem::take(&mut opening.metadata);
+        match &mut self.context {
+            Some(context) => {
+                context.renew(id, received, deadline, metadata);
+                context
+            }
+            none => {
+                let connection = Arc::clone(connection);
+                none.insert(Context::new(CallScope { id, connection, received, deadline, metadata, clock: clock::now }))
+            }
+        }
+    }
+
+    /// Whether a call has it.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.taken
+    }
+
     /// Ends the service's part: what is left is the claim of the response on its way out.
     pub(crate) fn settle(&mut self) -> HeldPermit {
-        self.settled = true;
+        self.taken = false;
         let permit = mem::take(&mut self.permit);
         match &self.context {
             Some(context) => context.settle(permit),
@@ -170,7 +181,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if !self.settled {
+        if self.taken {
             self.cancel();
             drop(self.settle());
         }

@@ -26,7 +26,7 @@ use crate::{
     in_flight::{HandlerFuture, Pending, Place, Waiting},
     pipeline::Decision,
     ready::{Key, SlotWaker},
-    unary::{Outbox, Started, Starting, TaskEnd},
+    unary::{Ended, Outbox, Started, Starting, TaskEnd},
 };
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
@@ -285,13 +285,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     let place = Place::Task { abort, context: task.context };
                     in_flight.insert(Pending { id, method, deadline, place });
                 }
-                Err(ended) => self.service_ended(id, method, ended),
+                Err(Ended { outcome, permit, panicked }) => {
+                    self.service_ended(id, method, outcome, permit, panicked);
+                }
             }
             return;
         }
         let began = self.batch.poll_begins();
         match place.start(starting, &mut Outbox { out: &mut writer.out, bounds: *bounds }) {
-            Started::Ended(ended) => self.service_ended(id, method, ended),
+            Started::Ended(Ended { outcome, permit, panicked }) => {
+                self.service_ended(id, method, outcome, permit, panicked);
+            }
             Started::Parked(slot) => {
                 in_flight.insert(Pending { id, method, deadline, place: Place::Slot(slot) });
             }
@@ -322,9 +326,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.batch.count();
         let slow = began.is_some_and(|began| self.note_poll(method, began));
         match polled {
-            Poll::Ready(ended) => {
+            Poll::Ready(Ended { outcome, permit, panicked }) => {
                 if let Some(pending) = self.in_flight.remove(key) {
-                    self.service_ended(pending.id, method, ended);
+                    self.service_ended(pending.id, method, outcome, permit, panicked);
                 }
             }
             Poll::Pending if slow => self.detach(key, method, slot),

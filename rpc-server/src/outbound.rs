@@ -12,17 +12,24 @@ use crate::{
     in_flight::{Pending, Place},
     pipeline::{Answer, CallInfo, Outbound},
     server::CutCall,
-    unary::{Ended, Outbox, Outcome, TaskEnd, check_len},
+    unary::{Outbox, Outcome, TaskEnd, check_len},
 };
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Answers a call whose service has ended.
-    pub(crate) fn service_ended(&mut self, id: CallId, method: u32, ended: Ended) {
-        if ended.panicked {
+    pub(crate) fn service_ended(
+        &mut self,
+        id: CallId,
+        method: u32,
+        outcome: Outcome,
+        permit: HeldPermit,
+        panicked: bool,
+    ) {
+        if panicked {
             self.count_panic();
         }
         let handlers = self.pipeline.len();
-        self.respond(id, Some(method), handlers, ended.outcome, ended.permit);
+        self.respond(id, Some(method), handlers, outcome, permit);
     }
 
     /// Answers a call that ran in a task of its own.
@@ -32,8 +39,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             self.writer.out.extend_from_slice(&body);
             check_len(message, &mut Outbox { out: &mut self.writer.out, bounds: self.bounds })
         });
-        let ended = Ended { outcome, permit: end.permit, panicked: end.panicked };
-        self.service_ended(pending.id, pending.method, ended);
+        self.service_ended(pending.id, pending.method, outcome, end.permit, end.panicked);
     }
 
     /// Turns a call away. Nothing is allocated, and no permit is held for it.

@@ -160,9 +160,7 @@ pub(crate) struct Unary<S, F, Fut> {
 /// The pooled home of one call: future, context and waker are used again by the next tenant.
 struct Slot<Fut> {
     future: Pin<Box<Option<Fut>>>,
-    claim: Option<Claim>,
-    /// The context of the last tenant, for the next.
-    context: Option<Context>,
+    claim: Claim,
     codec: CodecId,
     parked: usize,
     slot_waker: Arc<SlotWaker>,
@@ -185,8 +183,7 @@ where
             let slot_waker = SlotWaker::new(&self.ready, Key::Slot { method: self.index, slot });
             self.slots.push(Slot {
                 future: Box::pin(None),
-                claim: None,
-                context: None,
+                claim: Claim::default(),
                 codec: CodecId::BYTES,
                 parked: 0,
                 waker: Arc::clone(&slot_waker).into(),
@@ -196,21 +193,8 @@ where
         })
     }
 
-    /// Decodes the arguments and makes the future, in the slot's context.
-    fn prepare(handler: &F, context: &Context, codec: CodecId, body: &[u8]) -> Result<Fut, Status> {
-        let args = S::decode(codec, body).map_err(|error| {
-            Status::invalid_argument(format!("the arguments cannot be decoded: {error}")).with_executed(Executed::Never)
-        })?;
-        Ok(handler(context, args))
-    }
-
     fn end(&mut self, slot: u32, outcome: Outcome, panicked: bool) -> Ended {
-        let tenant = &mut self.slots[slot as usize];
-        let mut permit = HeldPermit::default();
-        if let Some(mut claim) = tenant.claim.take() {
-            permit = claim.settle();
-            tenant.context = claim.context.take();
-        }
+        let permit = self.slots[slot as usize].claim.settle();
         self.free.push(slot);
         Ended { outcome, permit, panicked }
     }
@@ -226,12 +210,10 @@ impl<Fut: Future> Slot<Fut> {
         let Some(future) = self.future.as_mut().as_pin_mut() else {
             return Poll::Ready(Err(Status::internal("the call has no future")));
         };
-        let claim = self.claim.as_mut().expect("a tenant has a claim");
         self.slot_waker.unlist();
-        let polled = {
-            let _entered = Context::enter(&mut claim.context);
-            future.poll(&mut TaskContext::from_waker(&self.waker))
-        };
+        let entered = Context::enter(&mut self.claim.context);
+        let polled = future.poll(&mut TaskContext::from_waker(&self.waker));
+        drop(entered);
         let outcome = match polled {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Err(status)) => Err(finished(status)),
@@ -259,16 +241,15 @@ where
         let tenant = &mut self.slots[slot as usize];
         let Starting { opening, body, connection, parked } = call;
         let codec = opening.codec;
-        tenant.claim = Some(opening.claim(connection, tenant.context.take()));
         tenant.codec = codec;
         tenant.parked = parked;
         let handler = &self.handler;
         let polled = catch_unwind(AssertUnwindSafe(|| {
-            let context = tenant.claim.as_ref().and_then(|claim| claim.context.as_ref()).expect("set above");
-            match Self::prepare(handler, context, codec, body) {
-                Err(status) => Poll::Ready(Err(status)),
-                Ok(future) => {
-                    tenant.future.as_mut().set(Some(future));
+            let context = tenant.claim.take_over(opening, connection);
+            match S::decode(codec, body) {
+                Err(error) => Poll::Ready(Err(undecodable(&error))),
+                Ok(args) => {
+                    tenant.future.as_mut().set(Some(handler(context, args)));
                     tenant.poll::<S>(out)
                 }
             }
@@ -283,9 +264,11 @@ where
     fn spawn(&mut self, call: Starting<'_>) -> Result<Task, Ended> {
         let Starting { opening, body, connection, parked } = call;
         let (id, codec) = (opening.id, opening.codec);
-        let mut claim = opening.claim(connection, None);
-        let context = claim.context.clone().expect("a new claim has a context");
-        let prepared = catch_unwind(AssertUnwindSafe(|| Self::prepare(&self.handler, &context, codec, body)));
+        let mut claim = Claim::default();
+        let context = claim.take_over(opening, connection).clone();
+        let prepared = catch_unwind(AssertUnwindSafe(|| {
+            S::decode(codec, body).map(|args| (self.handler)(&context, args)).map_err(|error| undecodable(&error))
+        }));
         let (status, panicked) = match prepared {
             Ok(Ok(future)) => {
                 let future = Box::pin(Some(future));
@@ -301,7 +284,9 @@ where
     fn poll(&mut self, slot: u32, out: &mut Outbox<'_>) -> Option<(usize, Poll<Ended>)> {
         let mark = out.out.len();
         let tenant = &mut self.slots[slot as usize];
-        tenant.claim.as_ref()?;
+        if !tenant.claim.is_taken() {
+            return None;
+        }
         let parked = tenant.parked;
         let ended = match catch_unwind(AssertUnwindSafe(|| tenant.poll::<S>(out))) {
             Ok(Poll::Pending) => return Some((parked, Poll::Pending)),
@@ -313,9 +298,7 @@ where
 
     fn cancel(&mut self, slot: u32) -> Ended {
         let tenant = &mut self.slots[slot as usize];
-        if let Some(claim) = &tenant.claim {
-            claim.cancel();
-        }
+        tenant.claim.cancel();
         let panicked = tenant.clear();
         self.end(slot, Err(Status::cancelled("the call was cancelled").with_executed(Executed::Maybe)), panicked)
     }
@@ -323,7 +306,7 @@ where
     fn detach(&mut self, slot: u32, id: CallId, parked: usize) -> Task {
         let tenant = &mut self.slots[slot as usize];
         let future = mem::replace(&mut tenant.future, Box::pin(None));
-        let claim = tenant.claim.take().expect("a parked call has a claim");
+        let claim = mem::take(&mut tenant.claim);
         let codec = tenant.codec;
         self.free.push(slot);
         let context = claim.context.clone().expect("a parked call is not polled right now");
@@ -403,6 +386,10 @@ fn encode<S: Shape>(codec: CodecId, reply: &S::Reply, out: &mut Outbox<'_>) -> O
         return Err(encode_status(&error));
     }
     check_len(message, out)
+}
+
+fn undecodable(error: &PayloadError) -> Status {
+    Status::invalid_argument(format!("the arguments cannot be decoded: {error}")).with_executed(Executed::Never)
 }
 
 /// A body that the caller does not take becomes a status that says by how much.

@@ -8,7 +8,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use rpc_core::{CallId, limit::HeldPermit};
+use rpc_core::{
+    CallId,
+    limit::{HeldPermit, Releases},
+};
 use tokio::{io::AsyncWrite, task::coop};
 
 use crate::gauges::Share;
@@ -35,7 +38,6 @@ pub(crate) struct Unwritten {
     end: u64,
     pub(crate) id: CallId,
     pub(crate) method: Option<u32>,
-    #[expect(dead_code, reason = "held until the bytes have left")]
     permit: HeldPermit,
 }
 
@@ -88,10 +90,10 @@ impl Writer {
         let flushed = poll_io(cx, |cx| Pin::new(&mut *io).poll_flush(cx))?;
         if flushed.is_ready() {
             let left = self.base + self.sent as u64;
-            while self.unwritten.front().is_some_and(|response| response.end <= left) {
-                if let Some(response) = self.unwritten.pop_front() {
-                    written(&response);
-                }
+            let mut releases = Releases::default();
+            while let Some(response) = self.unwritten.pop_front_if(|response| response.end <= left) {
+                written(&response);
+                response.permit.release_with(&mut releases);
             }
         }
         self.compact();

@@ -1,6 +1,6 @@
 //! How many calls may be in flight: two counters that only grow.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use super::sync::{AtomicU64, Ordering};
 
@@ -70,7 +70,7 @@ impl ConcurrencyLimit {
     /// many permits were out as it says.
     pub fn try_acquire(self: &Arc<Self>) -> Result<ConcurrencyPermit, ConcurrencyRefusal> {
         self.admit()?;
-        Ok(ConcurrencyPermit { limit: Arc::clone(self) })
+        Ok(ConcurrencyPermit { limit: Some(Arc::clone(self)) })
     }
 
     /// Counts a call here and in all wider limits, or in none.
@@ -106,6 +106,15 @@ impl ConcurrencyLimit {
                 }
                 Err(current) => acquired = current,
             }
+        }
+    }
+
+    /// Counts calls as released, here and in all wider limits.
+    fn release(&self, calls: u64) {
+        let mut limit = Some(self);
+        while let Some(narrower) = limit {
+            narrower.released.fetch_add(calls, Ordering::Release);
+            limit = narrower.wider.as_deref();
         }
     }
 
@@ -162,22 +171,51 @@ impl ConcurrencyLimit {
 #[must_use = "dropping the permit ends the call's claim"]
 #[derive(Debug)]
 pub struct ConcurrencyPermit {
-    limit: Arc<ConcurrencyLimit>,
+    /// `None` once [`Releases`] has taken the claim over.
+    limit: Option<Arc<ConcurrencyLimit>>,
 }
 
 impl ConcurrencyPermit {
-    /// The limit it counts in.
-    pub const fn limit(&self) -> &Arc<ConcurrencyLimit> {
-        &self.limit
+    /// Whether it counts in `limit`, as the narrowest of its chain.
+    pub fn is_of(&self, limit: &Arc<ConcurrencyLimit>) -> bool {
+        self.limit.as_ref().is_some_and(|own| Arc::ptr_eq(own, limit))
     }
 }
 
 impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
-        let mut limit = Some(&self.limit);
-        while let Some(narrower) = limit {
-            narrower.released.fetch_add(1, Ordering::Release);
-            limit = narrower.wider.as_ref();
+        if let Some(limit) = &self.limit {
+            limit.release(1);
+        }
+    }
+}
+
+/// Permits that are given back together when this is dropped.
+///
+/// Responses leave in batches, and one change of a counter for a batch is cheaper than one for each
+/// call. Permits of another limit than the last one's are not kept waiting for it.
+#[derive(Debug, Default)]
+pub struct Releases {
+    limit: Option<Arc<ConcurrencyLimit>>,
+    calls: u64,
+}
+
+impl Releases {
+    /// Gives `permit` back when this is dropped, or before.
+    pub fn add(&mut self, mut permit: ConcurrencyPermit) {
+        let Some(limit) = permit.limit.take() else { return };
+        if self.limit.as_ref().is_some_and(|known| Arc::ptr_eq(known, &limit)) {
+            self.calls += 1;
+        } else {
+            drop(mem::replace(self, Self { limit: Some(limit), calls: 1 }));
+        }
+    }
+}
+
+impl Drop for Releases {
+    fn drop(&mut self) {
+        if let Some(limit) = &self.limit {
+            limit.release(self.calls);
         }
     }
 }
@@ -306,6 +344,20 @@ mod tests {
     }
 
     #[test]
+    fn permits_given_back_together_go_back_to_their_own_limits_and_wider_ones() {
+        let wide = limit(None);
+        let [one, two] = ["one", "two"].map(|name| ConcurrencyLimit::within(Arc::clone(&wide), name, None).unwrap());
+        let mut releases = Releases::default();
+        for limit in [&one, &one, &two, &one] {
+            releases.add(limit.try_acquire().unwrap());
+        }
+        assert_eq!(wide.snapshot().held, 1, "only those of the last limit wait");
+        drop(releases);
+        let held = [&wide, &one, &two].map(|limit| (limit.snapshot().held, limit.snapshot().released));
+        assert_eq!(held, [(0, 4), (0, 3), (0, 1)]);
+    }
+
+    #[test]
     fn of_two_calls_at_once_on_a_limit_of_one_exactly_one_passes() {
         let limit = limit(1);
         let (start, decided) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -383,6 +435,7 @@ mod tests {
     enum Step {
         Acquire,
         Release(usize),
+        ReleaseTogether(usize),
         SetMax(Option<u64>),
     }
 
@@ -390,6 +443,7 @@ mod tests {
         prop_oneof![
             4 => Just(Step::Acquire),
             3 => any::<usize>().prop_map(Step::Release),
+            1 => (0_usize..4).prop_map(Step::ReleaseTogether),
             1 => proptest::option::of(1_u64..6).prop_map(Step::SetMax),
         ]
     }
@@ -417,6 +471,10 @@ mod tests {
                     },
                     Step::Release(at) if !permits.is_empty() => drop(permits.swap_remove(at % permits.len())),
                     Step::Release(_) => {}
+                    Step::ReleaseTogether(calls) => {
+                        let mut releases = Releases::default();
+                        permits.drain(..calls.min(permits.len())).for_each(|permit| releases.add(permit));
+                    }
                     Step::SetMax(new) => {
                         limit.set_max(new).unwrap();
                         max = new;

@@ -6,7 +6,7 @@
 //!
 //! - [`RateLimit`] bounds how often. It spends tokens: one atomic word, no background refill.
 //! - [`ConcurrencyLimit`] bounds how many at once. It lends [`ConcurrencyPermit`]s, and dropping
-//!   one is the only way to give it back.
+//!   one is the only way to give it back; [`Releases`] does that for many at once.
 //! - [`CallPermit`] is what one call carries: the permits of every limit it passed. A [`HoldSlot`]
 //!   keeps them taken for work that outlives the service's future.
 //!
@@ -24,6 +24,8 @@ mod rate;
 mod sync;
 
 pub use clock::{Clock, Ticks};
-pub use concurrency::{ConcurrencyError, ConcurrencyLimit, ConcurrencyPermit, ConcurrencyRefusal, ConcurrencySnapshot};
+pub use concurrency::{
+    ConcurrencyError, ConcurrencyLimit, ConcurrencyPermit, ConcurrencyRefusal, ConcurrencySnapshot, Releases,
+};
 pub use permit::{CallHold, CallPermit, HeldPermit, HoldSlot};
 pub use rate::{Rate, RateError, RateLimit, RateRefusal, RateToken};

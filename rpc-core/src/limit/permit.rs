@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    concurrency::ConcurrencyPermit,
+    concurrency::{ConcurrencyPermit, Releases},
     sync::{Arc, AtomicBool, Mutex, Ordering},
 };
 
@@ -23,20 +23,31 @@ use super::{
 pub struct CallPermit {
     /// One permit stands for a chain of limits, so more than one are rare.
     permit: Option<ConcurrencyPermit>,
-    more: Option<Box<Self>>,
+    more: Option<Box<More>>,
+}
+
+#[derive(Debug)]
+enum More {
+    Permits(CallPermit),
+    /// Only in a [`HeldPermit`]: the call's permits are in a cell that holds share.
+    Held(Arc<HoldCell>),
 }
 
 impl CallPermit {
     /// Adds the permit of one more limit.
     pub fn push(&mut self, permit: ConcurrencyPermit) {
         if let Some(earlier) = self.permit.replace(permit) {
-            self.more = Some(Box::new(Self { permit: Some(earlier), more: self.more.take() }));
+            self.more = Some(Box::new(More::Permits(Self { permit: Some(earlier), more: self.more.take() })));
         }
     }
 
     /// How many permits the call carries.
     pub fn len(&self) -> usize {
-        usize::from(self.permit.is_some()) + self.more.as_ref().map_or(0, |more| more.len())
+        let more = match self.more.as_deref() {
+            Some(More::Permits(more)) => more.len(),
+            Some(More::Held(_)) | None => 0,
+        };
+        usize::from(self.permit.is_some()) + more
     }
 
     /// Whether the call carries none.
@@ -114,24 +125,28 @@ impl HoldSlot {
 /// and the call's if there are no holds.
 #[must_use = "dropping the permit ends the connection's claim"]
 #[derive(Debug, Default)]
-pub struct HeldPermit {
-    claim: Claim,
-}
+pub struct HeldPermit(CallPermit);
 
 impl HeldPermit {
     /// Whether holds may keep the call in flight after this is dropped.
     pub fn is_shared(&self) -> bool {
-        match &self.claim {
-            Claim::Own(_) => false,
-            Claim::Shared(cell) => Arc::strong_count(cell) > 1,
+        matches!(self.0.more.as_deref(), Some(More::Held(cell)) if Arc::strong_count(cell) > 1)
+    }
+
+    /// Gives the permit back together with others; what holds share is only let go.
+    pub fn release_with(self, others: &mut Releases) {
+        let CallPermit { permit, more } = self.0;
+        if let Some(permit) = permit {
+            others.add(permit);
         }
+        drop(more);
     }
 }
 
 /// Without holds, for a call that never had a context.
 impl From<CallPermit> for HeldPermit {
     fn from(permit: CallPermit) -> Self {
-        Self { claim: Claim::Own(permit) }
+        Self(permit)
     }
 }
 
@@ -166,22 +181,10 @@ impl Phase {
             Self::Held(cell) => {
                 // Ours is one claim on the cell, so the permit stays in it at least that long.
                 cell.permit.set(permit).expect("the phase left the slot, so it is settled once");
-                HeldPermit { claim: Claim::Shared(cell) }
+                HeldPermit(CallPermit { permit: None, more: Some(Box::new(More::Held(cell))) })
             }
             Self::Open | Self::Settled => permit.into(),
         }
-    }
-}
-
-#[derive(Debug)]
-enum Claim {
-    Own(#[expect(dead_code, reason = "owned to be dropped")] CallPermit),
-    Shared(Arc<HoldCell>),
-}
-
-impl Default for Claim {
-    fn default() -> Self {
-        Self::Own(CallPermit::default())
     }
 }
 

@@ -81,6 +81,7 @@ impl RateLimit {
     ///
     /// A refusal takes nothing. It costs a few loads; it does not write, so refused callers do not
     /// slow down those that pass.
+    #[inline]
     pub fn try_acquire(&self, weight: u32, now: Ticks) -> Result<RateToken, RateRefusal> {
         self.acquire(weight, now, || ())
     }
