@@ -125,7 +125,7 @@ impl Connection {
 
     /// Appends a call whose id is still to be set; `waker` is woken when its answer is there. `waited`
     /// for who comes from [`Self::wait_for_room`].
-    pub(crate) fn send(&self, frame: &mut [u8], deadline: Deadline, waited: bool, waker: &Waker) -> Sent {
+    pub(crate) fn send(&self, frame: &[u8], deadline: Deadline, waited: bool, waker: &Waker) -> Sent {
         let (sent, task) = {
             let mut state = self.lock();
             if state.ended.is_some() || state.closing || state.slots.exhausted() {
@@ -136,8 +136,10 @@ impl Connection {
             }
             let end = state.queued + frame.len() as u64;
             let Some(id) = state.slots.insert(deadline, end, waker) else { return Sent::NoRoom };
-            patch_id(frame, id);
+            let start = state.out.len();
             state.out.extend_from_slice(frame);
+            // Behind the copy, which would otherwise wait for this write.
+            patch_id(&mut state.out[start..], id);
             state.queued = end;
             (Sent::As(id), state.wake_task())
         };

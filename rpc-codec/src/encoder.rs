@@ -74,14 +74,16 @@ pub struct OpenMessage {
 
 impl OpenMessage {
     /// Opens a REQUEST; the body may be appended to `out` now.
+    #[inline]
     pub fn request(out: &mut Vec<u8>, head: &RequestHead, metadata: &Metadata) -> Self {
-        let frame = OpenFrame::begin(out);
-        let mut fixed = [0; 28];
+        let frame = OpenFrame { start: out.len() };
+        out.extend_from_slice(&[0; HEADER_LEN + 28]);
+        // In place: an array filled in pieces and then copied as a whole would wait for the pieces.
+        let fixed = &mut out[frame.start + HEADER_LEN..];
         fixed[..8].copy_from_slice(&head.method.to_wire().to_be_bytes());
         fixed[8..16].copy_from_slice(&head.timeout_us.to_be_bytes());
         fixed[16..20].copy_from_slice(&head.sent_at_us.to_be_bytes());
         fixed[24..].copy_from_slice(&[head.codec.to_wire(), head.compression, head.priority, head.attempt]);
-        out.extend_from_slice(&fixed);
         metadata.encode(out);
         Self::behind_head(frame, out, Kind::Request)
     }

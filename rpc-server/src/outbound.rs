@@ -58,6 +58,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Passes an answer through the handlers before position `upto` and appends its frame. The
     /// permit stays with it until its bytes have left.
+    #[inline]
     pub(crate) fn respond(
         &mut self,
         id: CallId,
@@ -66,6 +67,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         outcome: Outcome,
         permit: HeldPermit,
     ) {
+        self.encode_response(id, method, upto, outcome);
+        self.writer.push(id, method, permit);
+    }
+
+    fn encode_response(&mut self, id: CallId, method: Option<u32>, upto: usize, outcome: Outcome) {
         let (message, mut status) = match outcome {
             Ok(message) => (Some(message), None),
             Err(status) => (None, Some(status)),
@@ -113,7 +119,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             let status = Status::internal(format!("the response does not fit: {error}"));
             encode_status(out, id, &status, u32::MAX).expect("a short message fits");
         }
-        self.writer.push(id, method, permit);
     }
 
     /// Notes a call that the server's shutdown cuts off.

@@ -49,7 +49,14 @@ impl Writer {
     /// Notes that the response of a call ends where the buffer ends now.
     pub(crate) fn push(&mut self, id: CallId, method: Option<u32>, permit: HeldPermit) {
         let end = self.base + self.out.len() as u64;
-        self.unwritten.push_back(Unwritten { end, id, method, permit });
+        let nobody = Unwritten { end: 0, id: CallId::CONNECTION, method: None, permit: HeldPermit::default() };
+        self.unwritten.push_back(nobody);
+        let response = self.unwritten.back_mut().expect("just pushed");
+        // Field by field in place: made first and then moved, it would wait for itself.
+        response.end = end;
+        response.id = id;
+        response.method = method;
+        response.permit = permit;
     }
 
     /// Bytes that the transport has not taken.
