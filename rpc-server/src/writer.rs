@@ -98,7 +98,8 @@ impl Writer {
         if flushed.is_ready() {
             let left = self.base + self.sent as u64;
             let mut releases = Releases::default();
-            while let Some(response) = self.unwritten.pop_front_if(|response| response.end <= left) {
+            while self.unwritten.front().is_some_and(|response| response.end <= left) {
+                let Some(response) = self.unwritten.pop_front() else { break };
                 written(&response);
                 response.permit.release_with(&mut releases);
             }
