@@ -16,6 +16,7 @@ pub(crate) struct Config {
     pub(crate) max_backoff: Duration,
     /// Bounds what a server may make us buffer.
     pub(crate) max_frame: u32,
+    pub(crate) max_message: u32,
 }
 
 impl Default for Config {
@@ -27,6 +28,7 @@ impl Default for Config {
             min_backoff: Duration::from_millis(50),
             max_backoff: Duration::from_secs(10),
             max_frame: 256 * 1024,
+            max_message: 4 * 1024 * 1024,
         }
     }
 }
@@ -35,7 +37,7 @@ impl Config {
     pub(crate) fn hello(&self) -> Hello {
         let mut hello = Hello::default();
         hello.max_frame = self.max_frame;
-        hello.max_message = self.max_frame;
+        hello.max_message = self.max_message;
         hello.codecs = CodecId::supported().iter().copied().chain([CodecId::BYTES]).collect();
         hello
     }
