@@ -14,10 +14,13 @@ use rpc_core::{
     limit::{ConcurrencyLimit, ConcurrencySnapshot},
 };
 
+use crate::cut::CutCounts;
+
 /// The figures of a server at one moment.
 ///
 /// At every instant `calls.acquired == calls.released + calls.held`. When nothing runs and nobody
-/// is connected, `calls.held`, `connections`, `calls_parked` and `buffered_bytes` are zero.
+/// is connected, `calls.held`, `connections`, `calls_parked` and `buffered_bytes` are zero; see
+/// [`Snapshot::is_idle`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -27,8 +30,12 @@ pub struct Snapshot {
     pub calls_parked: u64,
     /// Open connections.
     pub connections: u64,
+    /// Open connections whose client has not said HELLO yet.
+    pub handshakes: u64,
     /// Response bytes that the sockets have not taken yet.
     pub buffered_bytes: u64,
+    /// Received bytes of frames that are not whole yet, or whose turn has not come.
+    pub inbound_bytes: u64,
     /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
     pub refused: BTreeMap<&'static str, u64>,
     /// Services, handlers and codecs that panicked.
@@ -39,6 +46,22 @@ pub struct Snapshot {
     pub protocol_errors: u64,
     /// Frames ignored as the protocol asks: of unknown ignorable kinds, or late for their call.
     pub frames_ignored: u64,
+    /// Attempts to accept a connection that failed.
+    pub accept_errors: u64,
+    /// Connections given up by reason, those that occurred: `first byte`, `handshake`, `frame` and
+    /// `write` for what was not done in time, `keepalive` for a PING without an answer, `idle`, `flood`
+    /// for too many frames that open no call, and `age` for those that were told to go when they
+    /// reached it.
+    pub connections_cut: BTreeMap<&'static str, u64>,
+}
+
+impl Snapshot {
+    /// Whether nobody is connected and nothing is left of anybody: no call is in flight or parked, no
+    /// permit held, no byte buffered. The counters of what has happened do not matter.
+    pub fn is_idle(&self) -> bool {
+        let Self { calls, calls_parked, connections, handshakes, buffered_bytes, inbound_bytes, .. } = self;
+        [calls.held, *calls_parked, *connections, *handshakes, *buffered_bytes, *inbound_bytes].iter().all(|&n| n == 0)
+    }
 }
 
 /// The counters that connections share.
@@ -48,11 +71,15 @@ pub(crate) struct Gauges {
     pub(crate) connections: Arc<ConcurrencyLimit>,
     pub(crate) refused: RefusedCounts,
     pub(crate) parked: Arc<AtomicU64>,
+    pub(crate) handshakes: Arc<AtomicU64>,
     pub(crate) buffered_bytes: Arc<AtomicU64>,
+    pub(crate) inbound_bytes: Arc<AtomicU64>,
     pub(crate) panics: AtomicU64,
     pub(crate) methods_demoted: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
     pub(crate) frames_ignored: AtomicU64,
+    pub(crate) accept_errors: AtomicU64,
+    pub(crate) cuts: CutCounts,
 }
 
 impl Gauges {
@@ -62,11 +89,15 @@ impl Gauges {
             connections,
             refused: RefusedCounts::default(),
             parked: Arc::default(),
+            handshakes: Arc::default(),
             buffered_bytes: Arc::default(),
+            inbound_bytes: Arc::default(),
             panics: AtomicU64::new(0),
             methods_demoted: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
             frames_ignored: AtomicU64::new(0),
+            accept_errors: AtomicU64::new(0),
+            cuts: CutCounts::default(),
         }
     }
 
@@ -75,12 +106,16 @@ impl Gauges {
             calls: self.calls.snapshot(),
             calls_parked: self.parked.load(Ordering::Relaxed),
             connections: self.connections.snapshot().held,
+            handshakes: self.handshakes.load(Ordering::Relaxed),
             buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
+            inbound_bytes: self.inbound_bytes.load(Ordering::Relaxed),
             refused: self.refused.snapshot(),
             panics: self.panics.load(Ordering::Relaxed),
             methods_demoted: self.methods_demoted.load(Ordering::Relaxed),
             protocol_errors: self.protocol_errors.load(Ordering::Relaxed),
             frames_ignored: self.frames_ignored.load(Ordering::Relaxed),
+            accept_errors: self.accept_errors.load(Ordering::Relaxed),
+            connections_cut: self.cuts.snapshot(),
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     call::{Call, Opening},
     clock::{self, Reading},
     connection::{Broken, CLOSED_BY_HANDLER, Connection},
+    cut::Cut,
     gauges::CONNECTION,
     in_flight::{HandlerFuture, Pending, Place, Waiting},
     pipeline::Decision,
@@ -43,20 +44,40 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         };
         match frame {
             Frame::Request(request) => self.request(&request, cx, now)?,
-            Frame::Cancel { id } => self.cancelled(id)?,
-            Frame::Ping(opaque) => encode_pong(&mut self.writer.out, opaque),
-            Frame::GoAway(_) => self.client_leaves = true,
+            Frame::Cancel { id } => self.cancelled(id, now)?,
+            Frame::Ping(opaque) => {
+                self.charge(now)?;
+                encode_pong(&mut self.writer.out, opaque);
+            }
+            Frame::GoAway(_) if !self.client_leaves => self.client_leaves = true,
+            Frame::GoAway(_) => self.charge(now)?,
             Frame::Malformed { id, .. } => {
+                self.charge(now)?;
                 if self.opens(id)? {
                     self.refuse(id, None, 0, &Refusal::new(RefusalReason::MalformedRequest));
                 }
             }
             // Parts of a body that was refused with its first frame are discarded.
-            Frame::Cont { id, .. } if id <= self.last_id => self.ignore_frame(),
-            Frame::Pong(_) | Frame::Ignored { .. } => self.ignore_frame(),
+            Frame::Cont { id, part, .. } if id <= self.last_id => {
+                self.ignore_frame();
+                // Long parts pay with their length.
+                if part.len() < MIN_PART_LEN {
+                    self.charge(now)?;
+                }
+            }
+            Frame::Pong(opaque) if self.life.is_answer(opaque) => {}
+            Frame::Pong(_) | Frame::Ignored { .. } => {
+                self.ignore_frame();
+                self.charge(now)?;
+            }
             other => return Err(unexpected(&other)),
         }
         Ok(Some(len))
+    }
+
+    /// Charges the peer for a frame that opens no call.
+    fn charge(&self, now: Reading) -> Result<(), Broken> {
+        if self.allowance.takes(now.ticks) { Ok(()) } else { Err(Broken::Cut(Cut::Flood)) }
     }
 
     fn ignore_frame(&mut self) {
@@ -71,6 +92,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
         }
         self.last_id = id;
+        self.allowance.opened();
         let accepted = self.going_away.is_none_or(|last| id <= last);
         if !accepted {
             self.ignore_frame();
@@ -136,7 +158,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             let (max, len) = (u64::from(max), u64::from(request.body_len));
             return Err(Refusal::new(RefusalReason::MessageTooLarge).with_limit("", max, len));
         }
-        let (max, pending) = (config.max_concurrent_calls_per_connection, self.in_flight.len() as u64);
+        // A task that was cancelled and has not ended is no call any more, but still costs what it holds.
+        let pending = self.in_flight.len().max(self.tasks.len()) as u64;
+        let max = config.max_concurrent_calls_per_connection;
         if pending >= max {
             // Holds even if the user's pipeline has no limit: parked calls cost memory.
             return Err(Refusal::new(RefusalReason::ConcurrencyLimit)
@@ -358,15 +382,21 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
-    fn cancelled(&mut self, id: CallId) -> Result<(), Broken> {
+    fn cancelled(&mut self, id: CallId, now: Reading) -> Result<(), Broken> {
         if id > self.last_id {
             let message = format!("call {id} was cancelled before it was opened");
             return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
         }
+        let paid = self.allowance.cancelled();
         match self.in_flight.key_of(id) {
             Some(key) => self.end_pending(key, None),
-            // It crossed the answer on the way.
-            None => self.ignore_frame(),
+            None => {
+                // It crossed the answer on the way.
+                self.ignore_frame();
+                if !paid {
+                    self.charge(now)?;
+                }
+            }
         }
         Ok(())
     }
@@ -398,6 +428,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 }
+
+/// The shortest part of a body that is not the last one.
+const MIN_PART_LEN: usize = 4 * 1024;
 
 fn unexpected(frame: &Frame<'_>) -> Broken {
     let kind = match frame {

@@ -9,17 +9,21 @@
 //! Users reach it as `sluicegate::server`.
 #![forbid(unsafe_code)]
 
+mod accept;
+mod allowance;
 mod batch;
 mod builder;
 mod call;
 mod clock;
 mod config;
 mod connection;
+mod cut;
 mod error;
 mod gauges;
 pub mod handlers;
 mod in_flight;
 mod inbound;
+mod life;
 mod method;
 mod outbound;
 mod pipeline;
@@ -30,6 +34,7 @@ mod timer;
 mod unary;
 mod writer;
 
+pub use accept::Listener;
 pub use builder::ServerBuilder;
 pub use call::Call;
 pub use error::{BindError, BuildError};
