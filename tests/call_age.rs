@@ -22,7 +22,8 @@ fn a_runtime_whose_clock_is_behind_that_of_the_first_call_ages_no_call() {
     // Client and server meet their clocks for the first time an hour and two hours ahead.
     let ahead = runtime();
     ahead.block_on(async {
-        let harness = Harness::new();
+        // Nobody is there for an hour, and nobody shall be missed.
+        let harness = Harness::with(|builder| builder.keepalive_interval(None));
         advance(Duration::from_secs(3_600)).await;
         let mut peer = harness.peer().await;
         peer.send(&support::Req::new(1, method::CONTEXT, ()).bytes()).await;

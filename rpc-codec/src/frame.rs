@@ -225,6 +225,8 @@ pub enum GoAwayReason {
     TooManyConnections,
     /// The connection was idle or silent for too long.
     Timeout,
+    /// The other end sent too many frames that open no call.
+    TooManyFrames,
     /// A reason of a later version.
     Other(u16),
 }
@@ -238,6 +240,7 @@ impl GoAwayReason {
             Self::HandshakeTimeout => 2,
             Self::TooManyConnections => 3,
             Self::Timeout => 4,
+            Self::TooManyFrames => 5,
             Self::Other(reason) => reason,
         }
     }
@@ -250,6 +253,7 @@ impl GoAwayReason {
             2 => Self::HandshakeTimeout,
             3 => Self::TooManyConnections,
             4 => Self::Timeout,
+            5 => Self::TooManyFrames,
             reason => Self::Other(reason),
         }
     }

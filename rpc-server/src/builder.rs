@@ -115,9 +115,69 @@ impl ServerBuilder {
         self
     }
 
+    /// How long a client that has connected may say nothing at all. Default: 5 s.
+    pub fn first_byte_timeout(mut self, timeout: Duration) -> Self {
+        self.config.first_byte_timeout = timeout;
+        self
+    }
+
     /// How long a client may take to say HELLO. Default: 5 s.
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.config.handshake_timeout = timeout;
+        self
+    }
+
+    /// How long a frame may take from its first byte to its last, however steadily they come. The time
+    /// does not count in which the connection is not read because its client does not. Default: 10 s.
+    pub fn frame_timeout(mut self, timeout: Duration) -> Self {
+        self.config.frame_timeout = timeout;
+        self
+    }
+
+    /// A connection on which there is no call for this long is told so and closed. Default: `None`, it
+    /// stays.
+    pub fn idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.config.idle_timeout = timeout.into();
+        self
+    }
+
+    /// A client of which nothing was heard for this long is sent a PING, also while calls run. The time
+    /// does not count in which the connection is not read because its client does not. `None` never
+    /// asks; then a client that vanished is found only when something is written to it.
+    /// Default: 30 s.
+    pub fn keepalive_interval(mut self, interval: impl Into<Option<Duration>>) -> Self {
+        self.config.keepalive_interval = interval.into();
+        self
+    }
+
+    /// How long a client may stay silent after a PING until its connection is given up, with all of its
+    /// calls. Default: 10 s.
+    pub fn keepalive_timeout(mut self, timeout: Duration) -> Self {
+        self.config.keepalive_timeout = timeout;
+        self
+    }
+
+    /// A connection of this age, and up to a tenth of it more or less, says GOAWAY: its calls may
+    /// finish, and the client goes on by a new one, perhaps at another server. Default: `None`, for
+    /// ever.
+    pub fn max_connection_age(mut self, age: impl Into<Option<Duration>>) -> Self {
+        self.config.max_connection_age = age.into();
+        self
+    }
+
+    /// How long the calls of a connection that reached its age may go on. Default: `None`, as long as
+    /// in a shutdown, see [`Self::drain_grace`].
+    pub fn max_connection_age_grace(mut self, grace: impl Into<Option<Duration>>) -> Self {
+        self.config.max_connection_age_grace = grace.into();
+        self
+    }
+
+    /// Frames per second on each connection that open no call: PING, PONG that nobody asked for, CANCEL
+    /// of calls that have ended beyond one for each call, requests that are malformed, and what the
+    /// protocol asks to ignore. A client that sends more is told so and closed. `None` takes any
+    /// number. Default: 1,000 with a burst of 10,000.
+    pub fn control_frame_rate(mut self, rate: impl Into<Option<Rate>>) -> Self {
+        self.config.control_frame_rate = rate.into();
         self
     }
 

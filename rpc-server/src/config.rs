@@ -30,8 +30,28 @@ pub(crate) struct Config {
     pub(crate) body_budget_per_connection: u64,
     /// A body that comes more slowly holds its budget for too long. None takes any rate.
     pub(crate) min_body_rate: Option<u32>,
+    /// Who connects and says nothing at all wants nothing, and is not waited for any longer than it
+    /// takes to say something.
+    pub(crate) first_byte_timeout: Duration,
     /// Long enough for a slow network, short enough that silent peers do not pile up.
     pub(crate) handshake_timeout: Duration,
+    /// A frame is sent in one go: at the default this is 26 KB a second for the longest one. Half a
+    /// frame costs its memory for as long as it stays half.
+    pub(crate) frame_timeout: Duration,
+    /// None: a connection without calls costs little, and a client that calls seldom should not have
+    /// to connect anew.
+    pub(crate) idle_timeout: Option<Duration>,
+    /// Shorter than middleboxes forget a silent connection, long enough to cost nothing.
+    pub(crate) keepalive_interval: Option<Duration>,
+    /// Far longer than any way there and back, so that only the dead are found dead.
+    pub(crate) keepalive_timeout: Duration,
+    /// None: who balances by connections sets it, so that clients find new servers.
+    pub(crate) max_connection_age: Option<Duration>,
+    /// What runs on a connection that grew too old gets as long as in a shutdown, unless this is set.
+    pub(crate) max_connection_age_grace: Option<Duration>,
+    /// Frames that open no call pass no limit of calls. A client sends a handful of them a minute; the
+    /// burst is for what meets us after a pause.
+    pub(crate) control_frame_rate: Option<Rate>,
     /// A peer that takes no byte for this long is stuck, and holds permits.
     pub(crate) write_timeout: Duration,
     /// Above this many unwritten bytes a connection is no longer read.
@@ -56,7 +76,15 @@ impl Default for Config {
             body_budget: 256 * 1024 * 1024,
             body_budget_per_connection: 16 * 1024 * 1024,
             min_body_rate: Some(16 * 1024),
+            first_byte_timeout: Duration::from_secs(5),
             handshake_timeout: Duration::from_secs(5),
+            frame_timeout: Duration::from_secs(10),
+            idle_timeout: None,
+            keepalive_interval: Some(Duration::from_secs(30)),
+            keepalive_timeout: Duration::from_secs(10),
+            max_connection_age: None,
+            max_connection_age_grace: None,
+            control_frame_rate: Some(Rate::per_second(1_000.0).burst(10_000)),
             write_timeout: Duration::from_secs(30),
             write_high_water: 256 * 1024,
             drain_grace: Duration::from_secs(30),
@@ -77,6 +105,18 @@ impl Config {
             ("write_high_water", self.write_high_water as u64),
         ] {
             if value == 0 {
+                return Err(BuildError::Zero { setting });
+            }
+        }
+        for (setting, value) in [
+            ("first_byte_timeout", Some(self.first_byte_timeout)),
+            ("frame_timeout", Some(self.frame_timeout)),
+            ("idle_timeout", self.idle_timeout),
+            ("keepalive_interval", self.keepalive_interval),
+            ("keepalive_timeout", Some(self.keepalive_timeout)),
+            ("max_connection_age", self.max_connection_age),
+        ] {
+            if value == Some(Duration::ZERO) {
                 return Err(BuildError::Zero { setting });
             }
         }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
-use rpc_codec::{DecodeError, FrameDecoder, GoAwayReason, Hello, SendBounds, encode_go_away};
+use rpc_codec::{DecodeError, FrameDecoder, GoAwayReason, Hello, SendBounds, encode_go_away, encode_ping};
 use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Executed, Status, limit::ConcurrencyLimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -20,10 +20,13 @@ use tokio::{
 };
 
 use crate::{
+    allowance::Allowance,
     batch::Batch,
     clock::{self, Reading},
+    cut::Cut,
     gauges::Share,
     in_flight::InFlight,
+    life::{Due, Life},
     pipeline::{CallInfo, Pipeline},
     ready::{Key, Ready},
     scratch,
@@ -68,12 +71,18 @@ pub(crate) struct Connection<T> {
     state: State,
     /// The client said GOAWAY: the end of its stream is then no loss.
     pub(crate) client_leaves: bool,
+    /// For frames that open no call.
+    pub(crate) allowance: Allowance,
+    pub(crate) life: Life,
+    /// When the calls that still run are cut off, and what they are told.
+    cut_off: Option<(Instant, &'static str)>,
     read_closed: bool,
     woken: Vec<Key>,
     /// Whether answers of woken calls have been gathered for one turn.
     gathered: bool,
     /// Received bytes that do not make a whole frame, or that the last batch left.
     partial: BytesMut,
+    inbound: Share,
     timer: Timer,
     write_stalls: Option<Instant>,
 }
@@ -82,6 +91,9 @@ pub(crate) struct Connection<T> {
 enum State {
     Handshake {
         until: Instant,
+        /// When something must have been said, while nothing has.
+        first_byte: Option<Instant>,
+        _gauge: Share,
     },
     Open,
     /// Writing what is left, then the end of the stream.
@@ -103,6 +115,8 @@ pub(crate) enum Broken {
     Lost(io::Error),
     /// The peer broke the protocol, or a handler wants no more of it.
     Refused(GoAwayReason, String),
+    /// The peer takes too long, or sends too much of what is no call.
+    Cut(Cut),
 }
 
 impl From<DecodeError> for Broken {
@@ -130,7 +144,14 @@ enum ReadEnd {
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(crate) fn new(io: T, server: Arc<ServerCore>, info: ConnectionInfo, ready: Arc<Ready>) -> Self {
-        let until = clock::now() + server.config.handshake_timeout.min(FOREVER);
+        let now = clock::now();
+        let mut handshake = Share::of(&server.gauges.handshakes);
+        handshake.set(1);
+        let state = State::Handshake {
+            until: now + server.config.handshake_timeout.min(FOREVER),
+            first_byte: Some(now + server.config.first_byte_timeout.min(FOREVER)),
+            _gauge: handshake,
+        };
         let hello = Hello::default();
         Self {
             io,
@@ -149,12 +170,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             bodies: None,
             reads_paused: false,
             decoder: FrameDecoder::new(server.config.max_frame),
-            state: State::Handshake { until },
+            state,
             client_leaves: false,
+            allowance: Allowance::new(server.config.control_frame_rate),
+            life: Life::new(&server.config, now, fastrand::f64()),
+            cut_off: None,
             read_closed: false,
             woken: Vec::new(),
             gathered: false,
             partial: BytesMut::new(),
+            inbound: Share::of(&server.gauges.inbound_bytes),
             timer: Timer::default(),
             write_stalls: None,
             server,
@@ -172,11 +197,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(crate) async fn run(mut self) {
         poll_fn(|cx| self.poll(cx)).await;
         self.cancel_all();
+        // The peer learns that it is over now, and not when a task that blocks has noticed.
+        drop(self.io);
+        drop(self.writer);
+        drop(self.partial);
+        drop(self.inbound);
         // Aborting is asynchronous: a task has ended only when it has been joined.
         self.tasks.shutdown().await;
         let pipeline = &mut self.pipeline;
         if catch_unwind(AssertUnwindSafe(|| pipeline.closed())).is_err() {
-            self.count_panic();
+            self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -185,12 +215,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<()> {
-        self.ready.take(cx.waker(), &mut self.woken);
+        if self.ready.take(cx.waker(), &mut self.woken) {
+            self.timer.task_changed();
+        }
         scratch::lend_out(&mut self.writer.out);
         let turn = match self.turn(cx) {
             Ok(turn) => turn,
-            Err(broken) => self.break_off(broken),
+            Err(broken) => self.break_off(broken, cx),
         };
+        self.inbound.set(self.partial.len());
         if self.writer.is_empty() {
             scratch::take_back(&mut self.writer.out);
         }
@@ -213,12 +246,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     fn turn(&mut self, cx: &mut TaskContext<'_>) -> Result<Turn, Broken> {
         let now = clock::now();
         self.batch.begin(now);
-        self.follow_server();
+        self.follow_server(now);
         // What is being gathered has waited its turn when the woken calls have had theirs.
         if !self.gathered {
             self.flush(cx, now)?;
         }
-        let finished = self.writer.unwritten();
+        if !self.is_above_mark() {
+            self.life.resume(now);
+        }
+        let (finished, last_id, had_calls) = (self.writer.unwritten(), self.last_id, self.has_calls());
         self.expire(now);
         self.poll_woken(cx)?;
         self.poll_tasks(cx);
@@ -229,11 +265,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.refuse_slow_bodies(matches!(read, ReadEnd::Dry), now);
         // Tasks that were spawned just now wake us only once they have been polled for.
         self.poll_tasks(cx);
+        if had_calls || self.last_id != last_id || self.has_calls() {
+            self.life.be_busy(now);
+        }
+        self.look_after(now, &read)?;
         self.flush(cx, now)?;
+        if self.is_above_mark() {
+            self.life.pause(now);
+        }
         if self.step_state(cx, now)? {
             return Ok(Turn::End);
         }
-        let due = self.timer.poll(cx, self.next_due());
+        let due = self.timer.poll(cx, now, self.next_due());
         // Above the mark only the peer's reading gets us on, and that wakes us.
         let more = matches!(read, ReadEnd::Full) && !self.is_above_mark();
         Ok(if due || more { Turn::Again } else { Turn::Wait })
@@ -254,6 +297,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 server.gauges.panics.fetch_add(1, Ordering::Relaxed);
             }
         });
+        if flushed.is_pending() || self.write_stalls.is_some() {
+            // A peer that has something to take lives if it takes some. A PING would stand behind it.
+            self.life.hear(now);
+        }
         if let Poll::Ready(result) = flushed {
             self.write_stalls = None;
             return result.map_err(Broken::Lost);
@@ -279,7 +326,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             if !self.partial.is_empty() {
                 let mut bytes = mem::take(&mut self.partial);
                 // Read anew: woken calls may have taken their time.
-                let taken = self.process(&bytes, cx, Reading::now())?;
+                let now = Reading::now();
+                let taken = self.process(&bytes, cx, now)?;
+                self.note_frames(taken, taken < bytes.len(), now.instant);
                 bytes.advance(taken);
                 // An idle connection keeps no buffer.
                 self.partial = if bytes.is_empty() { BytesMut::new() } else { bytes };
@@ -325,9 +374,29 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let bytes = buf.filled();
         // Read anew: a reading from before the bytes were sent would make every later call look old.
         let now = Reading::now();
-        let taken = if self.partial.is_empty() { self.process(bytes, cx, now)? } else { 0 };
+        if !bytes.is_empty() {
+            self.hear(now.instant);
+        }
+        let mut taken = 0;
+        if self.partial.is_empty() {
+            taken = self.process(bytes, cx, now)?;
+            self.note_frames(taken, taken < bytes.len(), now.instant);
+        }
         self.partial.extend_from_slice(&bytes[taken..]);
         Ok(Some(bytes.len()))
+    }
+
+    fn hear(&mut self, now: Instant) {
+        self.life.hear(now);
+        if let State::Handshake { first_byte, .. } = &mut self.state {
+            *first_byte = None;
+        }
+    }
+
+    /// Notes what became of received bytes. What a full batch has left may well be whole frames.
+    fn note_frames(&mut self, taken: usize, left: bool, now: Instant) {
+        let left = left && !self.has_enough();
+        self.life.frames(taken, left, now);
     }
 
     /// Handles whole frames at the front of `bytes` until the batch is full, and says how many
@@ -373,6 +442,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     fn input_ended(&mut self) -> Result<(), Broken> {
         self.read_closed = true;
+        self.life.end();
         let handshake = matches!(self.state, State::Handshake { .. });
         if self.client_leaves || (handshake && self.partial.is_empty()) {
             self.refuse_incomplete_bodies();
@@ -412,28 +482,84 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     /// Does what the server as a whole is about to do.
-    fn follow_server(&mut self) {
+    fn follow_server(&mut self, now: Instant) {
         match self.server.phase() {
             Phase::Serving => {}
-            Phase::Draining => self.go_away(),
+            Phase::Draining => {
+                self.go_away(GoAwayReason::Drain, "the server is draining");
+                // Whoever began the drain may not have stayed to end it.
+                self.cut_off_after(self.server.config.drain_grace, SHUTTING_DOWN, now);
+            }
             Phase::Stopping => {
-                self.go_away();
-                for key in self.in_flight.keys() {
-                    self.note_cut(key);
-                    self.end_pending(
-                        key,
-                        Some(&Status::unavailable("the server is shutting down").with_executed(Executed::Maybe)),
-                    );
-                }
-                self.close(CLOSE_WHEN_STOPPING);
+                self.go_away(GoAwayReason::Drain, "the server is draining");
+                self.cut_off(SHUTTING_DOWN);
             }
         }
     }
 
-    fn go_away(&mut self) {
+    /// Gives up a peer that is too slow, silent or idle, and one that was connected for long enough.
+    fn look_after(&mut self, now: Instant, read: &ReadEnd) -> Result<(), Broken> {
+        if !matches!(self.state, State::Open) {
+            return Ok(());
+        }
+        if self.life.retires(now) && self.going_away.is_none() {
+            self.part(Cut::Age);
+            let config = &self.server.config;
+            let grace = config.max_connection_age_grace.unwrap_or(config.drain_grace);
+            self.cut_off_after(grace, Cut::Age.message(), now);
+        }
+        if let Some((_, told)) = self.cut_off.take_if(|(at, _)| *at <= now) {
+            self.cut_off(told);
+        }
+        // Only who has been read dry is silent.
+        if matches!(read, ReadEnd::Full) {
+            return Ok(());
+        }
+        match self.life.due(&self.server.config, now) {
+            Some(Due::Ping(opaque)) => encode_ping(&mut self.writer.out, opaque),
+            Some(Due::Farewell) => self.part(Cut::Idle),
+            Some(Due::Cut(cut)) => return Err(Broken::Cut(cut)),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Whether a call is pending or its response not yet written.
+    fn has_calls(&self) -> bool {
+        !self.in_flight.is_empty() || self.writer.unwritten() > 0
+    }
+
+    /// Says goodbye to a peer that did nothing wrong.
+    fn part(&mut self, cut: Cut) {
+        if self.going_away.is_none() {
+            self.server.gauges.cuts.count(cut);
+            self.go_away(cut.reason(), cut.message());
+        }
+    }
+
+    /// Lets calls run for so long, unless an earlier end is set already.
+    fn cut_off_after(&mut self, grace: Duration, told: &'static str, now: Instant) {
+        if self.cut_off.is_none() {
+            self.cut_off = now.checked_add(grace).map(|at| (at, told));
+        }
+    }
+
+    /// Cuts off the calls that run, tells them, and closes.
+    fn cut_off(&mut self, told: &'static str) {
+        let shutdown = self.server.phase() != Phase::Serving;
+        for key in self.in_flight.keys() {
+            if shutdown {
+                self.note_cut(key);
+            }
+            self.end_pending(key, Some(&Status::unavailable(told).with_executed(Executed::Maybe)));
+        }
+        self.close(CLOSE_WHEN_STOPPING);
+    }
+
+    fn go_away(&mut self, reason: GoAwayReason, message: &str) {
         if self.going_away.is_none() {
             self.going_away = Some(self.last_id);
-            encode_go_away(&mut self.writer.out, self.last_id, GoAwayReason::Drain, "the server is draining");
+            encode_go_away(&mut self.writer.out, self.last_id, reason, message);
             // Who has not said HELLO yet reads from it that nothing was executed.
             if matches!(self.state, State::Handshake { .. }) {
                 self.close(CLOSE_WHEN_BROKEN);
@@ -441,23 +567,32 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
-    /// Begins to close, if that has not begun.
+    /// Begins to close, if that has not begun, and is done with it by then.
     fn close(&mut self, within: Duration) {
-        if !matches!(self.state, State::Closing { .. } | State::Lingering { .. }) {
-            self.state = State::Closing { until: clock::now() + within.min(FOREVER) };
+        let by = clock::now() + within.min(FOREVER);
+        match &mut self.state {
+            State::Closing { until } => *until = by.min(*until),
+            State::Lingering { .. } => {}
+            State::Handshake { .. } | State::Open => {
+                self.state = State::Closing { until: by };
+                // Nothing is read any more.
+                self.partial = BytesMut::new();
+            }
         }
     }
 
     /// Goes on to the next state when it is time. `true` when the connection is gone.
     fn step_state(&mut self, cx: &mut TaskContext<'_>, now: Instant) -> Result<bool, Broken> {
         if self.write_stalls.is_some_and(|stalls| stalls <= now) {
+            self.server.gauges.cuts.count(Cut::Write);
             return Err(Broken::Lost(io::Error::new(io::ErrorKind::TimedOut, "the peer takes no bytes")));
         }
         loop {
             match &mut self.state {
-                State::Handshake { until } if *until <= now => {
-                    return Err(Broken::Refused(GoAwayReason::HandshakeTimeout, "no HELLO in time".to_owned()));
+                State::Handshake { first_byte: Some(first_byte), .. } if *first_byte <= now => {
+                    return Err(Broken::Cut(Cut::FirstByte));
                 }
+                State::Handshake { until, .. } if *until <= now => return Err(Broken::Cut(Cut::Handshake)),
                 State::Handshake { .. } => return Ok(self.read_closed),
                 State::Open => {
                     let leaving = self.going_away.is_some() || self.read_closed;
@@ -490,15 +625,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// When something is due that no event announces.
     fn next_due(&self) -> Option<Instant> {
         let state = match self.state {
-            State::Handshake { until } | State::Closing { until } | State::Lingering { until, .. } => Some(until),
-            State::Open => None,
+            State::Handshake { until, first_byte, .. } => Some(first_byte.map_or(until, |first| first.min(until))),
+            State::Closing { until } | State::Lingering { until, .. } => Some(until),
+            State::Open => {
+                let cut_off = self.cut_off.map(|(at, _)| at);
+                [self.life.next_due(&self.server.config), cut_off].into_iter().flatten().min()
+            }
         };
         let slow = if self.reads_paused { None } else { self.in_flight.next_slow() };
         [state, self.in_flight.next_expiry(), slow, self.write_stalls].into_iter().flatten().min()
     }
 
     /// Cancels every call; then, if the peer may still read, tells it why and closes.
-    fn break_off(&mut self, broken: Broken) -> Turn {
+    fn break_off(&mut self, broken: Broken, cx: &mut TaskContext<'_>) -> Turn {
         self.cancel_all();
         self.writer.abandon_parts();
         // The turn that broke may not have come to them.
@@ -513,14 +652,28 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     self.server.gauges.protocol_errors.fetch_add(1, Ordering::Relaxed);
                 }
                 tracing::warn!(connection = %self.info, ?reason, message, "connection refused");
-                // Once said, the last call accepted stays: later ones were ignored.
-                let last = *self.going_away.get_or_insert(self.last_id);
-                encode_go_away(&mut self.writer.out, last, reason, &message);
-                self.partial = BytesMut::new();
-                self.close(CLOSE_WHEN_BROKEN);
+                self.say_farewell(reason, &message);
                 Turn::Again
             }
+            Broken::Cut(cut) => {
+                self.server.gauges.cuts.count(cut);
+                tracing::debug!(connection = %self.info, ?cut, "connection given up");
+                self.say_farewell(cut.reason(), cut.message());
+                if cut != Cut::Keepalive {
+                    return Turn::Again;
+                }
+                // Most likely nobody is there: it is said in one write, and not waited for.
+                let _ = self.flush(cx, clock::now());
+                Turn::End
+            }
         }
+    }
+
+    fn say_farewell(&mut self, reason: GoAwayReason, message: &str) {
+        // Once said, the last call accepted stays: later ones were ignored.
+        let last = *self.going_away.get_or_insert(self.last_id);
+        encode_go_away(&mut self.writer.out, last, reason, message);
+        self.close(CLOSE_WHEN_BROKEN);
     }
 
     fn cancel_all(&mut self) {
@@ -563,6 +716,8 @@ pub(crate) const CLOSED_BY_HANDLER: u16 = 64;
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a peer that broke the protocol gets to take what is on its way.
 const CLOSE_WHEN_BROKEN: Duration = Duration::from_secs(1);
+/// What calls are told that a shutdown cuts off.
+const SHUTTING_DOWN: &str = "the server is shutting down";
 const CLOSE_WHEN_STOPPING: Duration = Duration::from_secs(1);
 const LINGER_TIME: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 256 * 1024;

@@ -14,11 +14,12 @@ use rpc_core::{
     limit::{ConcurrencyLimit, ConcurrencySnapshot},
 };
 
+use crate::cut::CutCounts;
+
 /// The figures of a server at one moment.
 ///
 /// At every instant `calls.acquired == calls.released + calls.held`. When nothing runs and nobody
-/// is connected, `calls.held`, `connections`, `calls_parked`, `buffered_bytes` and `body_bytes` are
-/// zero.
+/// is connected, everything that is held, open or buffered is zero; see [`Snapshot::is_idle`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -28,10 +29,14 @@ pub struct Snapshot {
     pub calls_parked: u64,
     /// Open connections.
     pub connections: u64,
+    /// Open connections whose client has not said HELLO yet.
+    pub handshakes: u64,
     /// Response bytes that the sockets have not taken yet.
     pub buffered_bytes: u64,
     /// Bytes reserved for request bodies that came, or come, in parts.
     pub body_bytes: u64,
+    /// Received bytes of frames that are not whole yet, or whose turn has not come.
+    pub inbound_bytes: u64,
     /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
     pub refused: BTreeMap<&'static str, u64>,
     /// Services, handlers and codecs that panicked.
@@ -42,6 +47,23 @@ pub struct Snapshot {
     pub protocol_errors: u64,
     /// Frames ignored as the protocol asks: of unknown ignorable kinds, or late for their call.
     pub frames_ignored: u64,
+    /// Attempts to accept a connection that failed.
+    pub accept_errors: u64,
+    /// Connections given up by reason, those that occurred: `first byte`, `handshake`, `frame` and
+    /// `write` for what was not done in time, `keepalive` for a PING without an answer, `idle`, `flood`
+    /// for too many frames that open no call, and `age` for those that were told to go when they
+    /// reached it.
+    pub connections_cut: BTreeMap<&'static str, u64>,
+}
+
+impl Snapshot {
+    /// Whether nobody is connected and nothing is left of anybody: no call is in flight or parked, no
+    /// permit held, no byte buffered. The counters of what has happened do not matter.
+    pub fn is_idle(&self) -> bool {
+        let Self { calls, calls_parked, connections, handshakes, buffered_bytes, body_bytes, inbound_bytes, .. } = self;
+        let held = [calls.held, *calls_parked, *connections, *handshakes, *buffered_bytes, *body_bytes, *inbound_bytes];
+        held.iter().all(|&n| n == 0)
+    }
 }
 
 /// The counters that connections share.
@@ -53,11 +75,15 @@ pub(crate) struct Gauges {
     pub(crate) bodies: Arc<ConcurrencyLimit>,
     pub(crate) refused: RefusedCounts,
     pub(crate) parked: Arc<AtomicU64>,
+    pub(crate) handshakes: Arc<AtomicU64>,
     pub(crate) buffered_bytes: Arc<AtomicU64>,
+    pub(crate) inbound_bytes: Arc<AtomicU64>,
     pub(crate) panics: AtomicU64,
     pub(crate) methods_demoted: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
     pub(crate) frames_ignored: AtomicU64,
+    pub(crate) accept_errors: AtomicU64,
+    pub(crate) cuts: CutCounts,
 }
 
 impl Gauges {
@@ -72,11 +98,15 @@ impl Gauges {
             bodies,
             refused: RefusedCounts::default(),
             parked: Arc::default(),
+            handshakes: Arc::default(),
             buffered_bytes: Arc::default(),
+            inbound_bytes: Arc::default(),
             panics: AtomicU64::new(0),
             methods_demoted: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
             frames_ignored: AtomicU64::new(0),
+            accept_errors: AtomicU64::new(0),
+            cuts: CutCounts::default(),
         }
     }
 
@@ -85,13 +115,17 @@ impl Gauges {
             calls: self.calls.snapshot(),
             calls_parked: self.parked.load(Ordering::Relaxed),
             connections: self.connections.snapshot().held,
+            handshakes: self.handshakes.load(Ordering::Relaxed),
             buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
             body_bytes: self.bodies.snapshot().held,
+            inbound_bytes: self.inbound_bytes.load(Ordering::Relaxed),
             refused: self.refused.snapshot(),
             panics: self.panics.load(Ordering::Relaxed),
             methods_demoted: self.methods_demoted.load(Ordering::Relaxed),
             protocol_errors: self.protocol_errors.load(Ordering::Relaxed),
             frames_ignored: self.frames_ignored.load(Ordering::Relaxed),
+            accept_errors: self.accept_errors.load(Ordering::Relaxed),
+            connections_cut: self.cuts.snapshot(),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, RequestFrame, encode_pong};
+use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, MIN_PART_LEN, RequestFrame, encode_pong};
 use rpc_core::{
     CallId, Deadline, Executed, Refusal, RefusalReason, Status,
     limit::{CallPermit, ConcurrencyLimit, HeldPermit, Reservation},
@@ -22,6 +22,7 @@ use crate::{
     call::{Call, Opening},
     clock::{self, Reading},
     connection::{Broken, CLOSED_BY_HANDLER, Connection},
+    cut::Cut,
     gauges::{CONNECTION, CONNECTION_BODIES},
     in_flight::{HandlerFuture, Pending, Place, Receiving, Waiting},
     pipeline::Decision,
@@ -43,19 +44,33 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         };
         match frame {
             Frame::Request(request) => self.request(&request, cx, now)?,
-            Frame::Cancel { id } => self.cancelled(id)?,
-            Frame::Ping(opaque) => encode_pong(&mut self.writer.out, opaque),
-            Frame::GoAway(_) => self.client_leaves = true,
+            Frame::Cancel { id } => self.cancelled(id, now)?,
+            Frame::Ping(opaque) => {
+                self.charge(now)?;
+                encode_pong(&mut self.writer.out, opaque);
+            }
+            Frame::GoAway(_) if !self.client_leaves => self.client_leaves = true,
+            Frame::GoAway(_) => self.charge(now)?,
             Frame::Malformed { id, .. } => {
+                self.charge(now)?;
                 if self.opens(id)? {
                     self.refuse(id, None, 0, &Refusal::new(RefusalReason::MalformedRequest));
                 }
             }
-            Frame::Cont { id, more, part } if id <= self.last_id => self.part(id, part, more, now)?,
-            Frame::Pong(_) | Frame::Ignored { .. } => self.ignore_frame(),
+            Frame::Cont { id, more, part } if id <= self.last_id => self.add_part(id, part, more, now)?,
+            Frame::Pong(opaque) if self.life.is_answer(opaque) => {}
+            Frame::Pong(_) | Frame::Ignored { .. } => {
+                self.ignore_frame();
+                self.charge(now)?;
+            }
             other => return Err(unexpected(&other)),
         }
         Ok(Some(len))
+    }
+
+    /// Charges the peer for a frame that opens no call.
+    fn charge(&self, now: Reading) -> Result<(), Broken> {
+        if self.allowance.takes(now.ticks) { Ok(()) } else { Err(Broken::Cut(Cut::Flood)) }
     }
 
     fn ignore_frame(&mut self) {
@@ -70,6 +85,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
         }
         self.last_id = id;
+        self.allowance.opened();
         let accepted = self.going_away.is_none_or(|last| id <= last);
         if !accepted {
             self.ignore_frame();
@@ -143,7 +159,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             let (max, len) = (u64::from(config.max_message), u64::from(request.body_len));
             return Err(Refusal::new(RefusalReason::MessageTooLarge).with_limit("", max, len));
         }
-        let (max, pending) = (config.max_concurrent_calls_per_connection, self.in_flight.len() as u64);
+        // A task that was cancelled and has not ended is no call any more, but still costs what it holds.
+        let pending = self.in_flight.len().max(self.tasks.len()) as u64;
+        let max = config.max_concurrent_calls_per_connection;
         if pending >= max {
             // Holds even if the user's pipeline has no limit: parked calls cost memory.
             return Err(Refusal::new(RefusalReason::ConcurrencyLimit)
@@ -170,10 +188,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     /// Adds a part to the body of a call. The last one starts the call, if it was let through.
-    fn part(&mut self, id: CallId, part: &[u8], more: bool, now: Reading) -> Result<(), Broken> {
+    fn add_part(&mut self, id: CallId, part: &[u8], more: bool, now: Reading) -> Result<(), Broken> {
         let Some(key) = self.in_flight.key_of(id) else {
             // The call was refused, or ended otherwise, while its parts were under way.
             self.ignore_frame();
+            // Long parts pay with their length.
+            if part.len() < MIN_PART_LEN {
+                self.charge(now)?;
+            }
             return Ok(());
         };
         let upload = self.in_flight.get_mut(key).and_then(|pending| pending.place.upload_mut());
@@ -471,16 +493,22 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
-    fn cancelled(&mut self, id: CallId) -> Result<(), Broken> {
+    fn cancelled(&mut self, id: CallId, now: Reading) -> Result<(), Broken> {
         if id > self.last_id {
             let message = format!("call {id} was cancelled before it was opened");
             return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
         }
+        let paid = self.allowance.cancelled();
         match self.in_flight.key_of(id) {
             Some(key) => self.end_pending(key, None),
             None if self.writer.abandon(id) => {}
-            // It crossed the answer on the way.
-            None => self.ignore_frame(),
+            None => {
+                // It crossed the answer on the way.
+                self.ignore_frame();
+                if !paid {
+                    self.charge(now)?;
+                }
+            }
         }
         Ok(())
     }

@@ -9,6 +9,8 @@
 //! Users reach it as `sluicegate::server`.
 #![forbid(unsafe_code)]
 
+mod accept;
+mod allowance;
 mod batch;
 mod body;
 mod builder;
@@ -16,11 +18,13 @@ mod call;
 mod clock;
 mod config;
 mod connection;
+mod cut;
 mod error;
 mod gauges;
 pub mod handlers;
 mod in_flight;
 mod inbound;
+mod life;
 mod method;
 mod outbound;
 mod pipeline;
@@ -31,6 +35,7 @@ mod timer;
 mod unary;
 mod writer;
 
+pub use accept::Listener;
 pub use builder::ServerBuilder;
 pub use call::Call;
 pub use error::{BindError, BuildError};

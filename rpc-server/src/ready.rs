@@ -40,14 +40,16 @@ pub(crate) enum Key {
 
 impl Ready {
     /// Makes `waker` the one that wakes the connection, and swaps the woken keys into `keys`, which
-    /// must be empty, so that both lists keep their memory.
-    pub(crate) fn take(&self, waker: &Waker, keys: &mut Vec<Key>) {
+    /// must be empty, so that both lists keep their memory. Whether the waker is another one than before.
+    pub(crate) fn take(&self, waker: &Waker, keys: &mut Vec<Key>) -> bool {
         debug_assert!(keys.is_empty());
         let mut list = self.lock();
-        if !list.connection.as_ref().is_some_and(|known| known.will_wake(waker)) {
+        let changed = !list.connection.as_ref().is_some_and(|known| known.will_wake(waker));
+        if changed {
             list.connection = Some(waker.clone());
         }
         mem::swap(&mut list.keys, keys);
+        changed
     }
 
     /// Wakes the connection without a call, to have a look at what is shared.

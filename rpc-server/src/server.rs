@@ -19,12 +19,13 @@ use rpc_core::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream, ToSocketAddrs},
+    net::{TcpListener, ToSocketAddrs},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    accept::{Listener, accept_all},
     clock::Reading,
     config::Config,
     connection::Connection,
@@ -70,6 +71,24 @@ impl Server {
     pub fn listen(&self, listener: TcpListener) -> io::Result<BoundServer> {
         let local_addr = listener.local_addr()?;
         Ok(BoundServer { server: self.clone(), listener, local_addr })
+    }
+
+    /// Accepts from any listener and serves until [`ServerHandle::shutdown`], then closes the listener
+    /// and drains; as [`BoundServer::serve`] does for a socket.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes the listener. Connections go on until the runtime ends.
+    pub async fn serve_with<L: Listener>(&self, mut listener: L) -> Drained {
+        let core = &self.core;
+        let accepting = accept_all(&mut listener, &core.gauges.accept_errors, |transport, peer| {
+            let serving = Arc::clone(core);
+            core.tracker.spawn(async move { serving.serve(transport, peer).await });
+        });
+        core.leaving.run_until_cancelled(accepting).await;
+        // Closed before anything is waited for: whoever connects from now on shall go elsewhere.
+        drop(listener);
+        core.drain().await
     }
 
     /// Serves one connection until it is gone and all of its calls have ended.
@@ -120,11 +139,7 @@ impl BoundServer {
     ///
     /// Dropping the future closes the listener. Connections go on until the runtime ends.
     pub async fn serve(self) -> Drained {
-        let core = self.server.core;
-        core.leaving.run_until_cancelled(accept_loop(&core, &self.listener)).await;
-        // Closed before anything is waited for: whoever connects from now on shall go elsewhere.
-        drop(self.listener);
-        core.drain().await
+        self.server.serve_with(self.listener).await
     }
 
     /// As [`BoundServer::serve`], but shuts down when `signal` is ready, too.
@@ -166,7 +181,7 @@ impl ServerHandle {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the server draining, without an end to the grace period.
+    /// Dropping the future leaves the server draining: each connection still ends with the grace period.
     pub async fn drain(&self) -> Drained {
         self.core.drain().await
     }
@@ -277,6 +292,7 @@ impl ServerCore {
         };
         // Connections make theirs of the same settings; they must not fail then.
         rate(CONNECTION_RATE, config.rate_per_connection)?;
+        rate("control frames", config.control_frame_rate)?;
         let calls = concurrency(crate::gauges::GLOBAL, config.max_concurrent_calls)?;
         let connections = concurrency("connections", Some(config.max_connections))?;
         let bodies = concurrency(GLOBAL_BODIES, Some(config.body_budget))?;
@@ -425,42 +441,6 @@ impl Drop for Registered<'_> {
     }
 }
 
-/// Accepts for ever: no error of one socket, nor a lack of descriptors, ends it or makes it spin.
-async fn accept_loop(core: &Arc<ServerCore>, listener: &TcpListener) {
-    let mut pause = MIN_ACCEPT_PAUSE;
-    loop {
-        match listener.accept().await {
-            Ok((socket, peer)) => {
-                pause = MIN_ACCEPT_PAUSE;
-                accept(core, socket, peer);
-            }
-            // The peer was gone before we got to it; the next one may be fine.
-            Err(error) if is_of_one_connection(&error) => {}
-            Err(error) => {
-                tracing::warn!(%error, ?pause, "cannot accept");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(MAX_ACCEPT_PAUSE);
-            }
-        }
-    }
-}
-
-fn accept(core: &Arc<ServerCore>, socket: TcpStream, peer: SocketAddr) {
-    // Responses are gathered here; the kernel must not hold them back once more.
-    if let Err(error) = socket.set_nodelay(true) {
-        tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
-    }
-    let serving = Arc::clone(core);
-    core.tracker.spawn(async move { serving.serve(socket, Some(peer)).await });
-}
-
-fn is_of_one_connection(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
-}
-
-const MIN_ACCEPT_PAUSE: Duration = Duration::from_millis(5);
-const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// How long connections get to say goodbye when the grace period is over.
 const STOP_TIME: Duration = Duration::from_secs(3);
 /// Peers that are being told that there are too many of them.

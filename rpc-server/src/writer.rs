@@ -130,7 +130,7 @@ impl Writer {
 
     /// Responses whose bytes have not all left.
     pub(crate) fn unwritten(&self) -> usize {
-        self.unwritten.len()
+        self.unwritten.len() + self.parted.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -240,7 +240,7 @@ fn has_no_call(snapshot: &Snapshot) -> bool {
 }
 
 fn is_idle(snapshot: &Snapshot) -> bool {
-    has_no_call(snapshot) && snapshot.connections == 0 && snapshot.buffered_bytes == 0
+    has_no_call(snapshot) && snapshot.is_idle()
 }
 
 /// Awaits `future`, which must not take longer than a minute; virtual where time is.
