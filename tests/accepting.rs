@@ -75,14 +75,14 @@ async fn a_good_socket_is_served_within_a_second_of_any_number_of_errors_of_any_
     let server = harness.server.clone();
     let serving = tokio::spawn(async move { server.serve_with(fake).await });
     while harness.snapshot().accept_errors < number {
-        sleep(Duration::from_millis(1)).await;
+        sleep(SECOND / 10).await;
     }
     let last_error = Instant::now();
     let (ours, theirs) = tokio::io::duplex(1_024);
     send.send(theirs).unwrap();
     let mut peer = RawClient::new(ours);
     peer.shake_hands().await;
-    assert!(last_error.elapsed() <= 1_100 * SECOND / 1_000, "{:?}", last_error.elapsed());
+    assert!(last_error.elapsed() <= 11 * SECOND / 10, "{:?}", last_error.elapsed());
     peer.send(&Req::new(1, method::ECHO, ("hi",)).bytes()).await;
     assert_eq!(peer.reply::<String>(1).await, "hi");
     assert_eq!(harness.snapshot().accept_errors, number);

@@ -129,6 +129,24 @@ async fn who_asks_never_finds_nobody_dead() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_that_moves_to_another_task_takes_its_timer_along() {
+    let harness = Harness::with(keepalive);
+    let (ours, theirs) = tokio::io::duplex(1_024);
+    let server = harness.server.clone();
+    let mut serving = Box::pin(async move { server.serve_connection(theirs, None).await });
+    let mut peer = RawClient::new(ours);
+    tokio::select! {
+        _ = peer.shake_hands() => {}
+        () = &mut serving => panic!("it serves no more"),
+    }
+    let serving = tokio::spawn(serving);
+    asked(&mut peer).await;
+    assert_eq!(peer.go_away().await.1, GoAwayReason::Timeout);
+    serving.await.unwrap();
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn silence_does_not_count_while_the_server_does_not_read() {
     let harness = Harness::with(|builder| keepalive(builder).write_high_water(1_000).write_timeout(600 * SECOND));
     let mut peer = harness.peer_through(1_024);

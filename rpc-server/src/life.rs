@@ -100,10 +100,10 @@ impl Life {
     pub(crate) fn resume(&mut self, now: Instant) {
         let Some(since) = self.paused.take() else { return };
         let pause = now.saturating_duration_since(since);
-        let later = |time: Instant| (time + pause).min(now);
-        self.heard = later(self.heard);
-        self.frame_began = self.frame_began.map(later);
-        self.asked = self.asked.map(later);
+        self.heard = (self.heard + pause).min(now);
+        for time in [&mut self.frame_began, &mut self.asked].into_iter().flatten() {
+            *time = (*time + pause).min(now);
+        }
     }
 
     /// Whether a PONG answers our PING; it does so once.
