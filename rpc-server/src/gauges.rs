@@ -31,7 +31,7 @@ pub struct Snapshot {
     pub buffered_bytes: u64,
     /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
     pub refused: BTreeMap<&'static str, u64>,
-    /// Services, handlers and codecs that panicked.
+    /// Panics of services, handlers, encoding, decoding and drops; each cost its call at most.
     pub panics: u64,
     /// Methods that run in tasks of their own because their polls were slow.
     pub methods_demoted: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Gauges {
     pub(crate) refused: RefusedCounts,
     pub(crate) parked: Arc<AtomicU64>,
     pub(crate) buffered_bytes: Arc<AtomicU64>,
-    pub(crate) panics: AtomicU64,
+    pub(crate) panics: Arc<AtomicU64>,
     pub(crate) methods_demoted: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
     pub(crate) frames_ignored: AtomicU64,
@@ -63,7 +63,7 @@ impl Gauges {
             refused: RefusedCounts::default(),
             parked: Arc::default(),
             buffered_bytes: Arc::default(),
-            panics: AtomicU64::new(0),
+            panics: Arc::default(),
             methods_demoted: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
             frames_ignored: AtomicU64::new(0),

@@ -2,7 +2,6 @@
 
 use std::{
     mem,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
@@ -15,7 +14,10 @@ use rpc_core::{
     CallId, Deadline, Executed, Refusal, RefusalReason, Status,
     limit::{CallPermit, HeldPermit},
 };
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    task::JoinError,
+};
 
 use crate::{
     batch::Batch,
@@ -24,9 +26,10 @@ use crate::{
     connection::{Broken, CLOSED_BY_HANDLER, Connection},
     gauges::CONNECTION,
     in_flight::{HandlerFuture, Pending, Place, Waiting},
+    panics::{contain, end_of_task},
     pipeline::Decision,
     ready::{Key, SlotWaker},
-    unary::{Ended, Outbox, Started, Starting, TaskEnd},
+    unary::{Ended, Outbox, Started, Starting, TaskEnd, panic_status},
 };
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
@@ -159,10 +162,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let id = opening.id;
         loop {
             let Self { pipeline, server, info, .. } = self;
-            let passed = catch_unwind(AssertUnwindSafe(|| {
+            let passed = contain("a handler", || {
                 let method = &*server.methods.get(method).info;
                 pipeline.inbound(from, &mut Call { opening, method, connection: info })
-            }));
+            });
             let Ok(stopped) = passed else {
                 self.count_panic();
                 let status = Status::internal("a handler panicked").with_executed(Executed::Never);
@@ -231,7 +234,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let key = self.in_flight.next_key();
         let waker = SlotWaker::new(&self.ready, Key::Waiting(key));
         let (id, deadline) = (opening.id, opening.deadline);
-        let future = HandlerFuture(future);
+        let future = HandlerFuture::new(future, &self.server.gauges.panics);
         let waiting = Waiting { opening: opening.take(), body: Bytes::copy_from_slice(body), at, future, waker };
         self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)) });
         // Nothing else polls it for the first time.
@@ -244,7 +247,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         waiting.waker.unlist();
         let waker = Arc::clone(&waiting.waker).into();
         let mut waiting_cx = TaskContext::from_waker(&waker);
-        let polled = catch_unwind(AssertUnwindSafe(|| waiting.future.0.as_mut().poll(&mut waiting_cx)));
+        let polled = contain("a handler", || waiting.future.poll(&mut waiting_cx));
         let decision = match polled {
             Ok(Poll::Pending) => return Ok(()),
             Ok(Poll::Ready(decision)) => decision,
@@ -356,6 +359,25 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if let Some(pending) = self.in_flight.remove(end.parked) {
             self.respond_task(&pending, end);
         }
+    }
+
+    /// A task ended without a word: aborted by us, which needs none; panicked, as a future does in its
+    /// drop; or refused by a runtime that is shutting down, of which the caller shall hear.
+    pub(crate) fn task_lost(&mut self, error: JoinError) {
+        let key = self.in_flight.key_of_task(error.id());
+        let panicked = end_of_task(error);
+        if panicked {
+            self.count_panic();
+        }
+        let Some(Pending { id, method, .. }) = key.and_then(|key| self.in_flight.remove(key)) else { return };
+        let status = if panicked {
+            panic_status()
+        } else {
+            Status::unavailable("the server's runtime is shutting down").with_executed(Executed::Maybe)
+        };
+        let handlers = self.pipeline.len();
+        // The permit went with the task.
+        self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
     }
 
     fn cancelled(&mut self, id: CallId) -> Result<(), Broken> {

@@ -22,6 +22,7 @@ mod in_flight;
 mod inbound;
 mod method;
 mod outbound;
+mod panics;
 mod pipeline;
 mod ready;
 mod scratch;
