@@ -17,12 +17,15 @@ use rpc_core::{
 /// The figures of a server at one moment.
 ///
 /// At every instant `calls.acquired == calls.released + calls.held`. When nothing runs and nobody
-/// is connected, `calls.held`, `connections`, `calls_parked` and `buffered_bytes` are zero.
+/// is connected, `calls.held`, `blocking.held`, `connections`, `calls_parked` and `buffered_bytes` are zero.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// Calls in flight: admitted, and their responses not yet written.
     pub calls: ConcurrencySnapshot,
+    /// Calls of blocking methods in flight: those that have or wait for a thread, and those whose
+    /// responses are not yet written.
+    pub blocking: ConcurrencySnapshot,
     /// Calls that wait in the pipeline or for their service.
     pub calls_parked: u64,
     /// Open connections.
@@ -45,6 +48,7 @@ pub struct Snapshot {
 #[derive(Debug)]
 pub(crate) struct Gauges {
     pub(crate) calls: Arc<ConcurrencyLimit>,
+    pub(crate) blocking: Arc<ConcurrencyLimit>,
     pub(crate) connections: Arc<ConcurrencyLimit>,
     pub(crate) refused: RefusedCounts,
     pub(crate) parked: Arc<AtomicU64>,
@@ -56,9 +60,14 @@ pub(crate) struct Gauges {
 }
 
 impl Gauges {
-    pub(crate) fn new(calls: Arc<ConcurrencyLimit>, connections: Arc<ConcurrencyLimit>) -> Self {
+    pub(crate) fn new(
+        calls: Arc<ConcurrencyLimit>,
+        blocking: Arc<ConcurrencyLimit>,
+        connections: Arc<ConcurrencyLimit>,
+    ) -> Self {
         Self {
             calls,
+            blocking,
             connections,
             refused: RefusedCounts::default(),
             parked: Arc::default(),
@@ -73,6 +82,7 @@ impl Gauges {
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {
             calls: self.calls.snapshot(),
+            blocking: self.blocking.snapshot(),
             calls_parked: self.parked.load(Ordering::Relaxed),
             connections: self.connections.snapshot().held,
             buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
@@ -124,9 +134,10 @@ pub(crate) struct RefusedCounts {
 /// The names of the limits that a server has by default.
 pub(crate) const GLOBAL: &str = "global";
 pub(crate) const CONNECTION: &str = "connection";
+pub(crate) const BLOCKING: &str = "blocking";
 pub(crate) const GLOBAL_RATE: &str = "global rate";
 pub(crate) const CONNECTION_RATE: &str = "connection rate";
-const LIMITS: [&str; 4] = [GLOBAL, CONNECTION, GLOBAL_RATE, CONNECTION_RATE];
+const LIMITS: [&str; 5] = [GLOBAL, CONNECTION, BLOCKING, GLOBAL_RATE, CONNECTION_RATE];
 
 impl Default for RefusedCounts {
     fn default() -> Self {

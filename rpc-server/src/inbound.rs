@@ -26,6 +26,7 @@ use crate::{
     connection::{Broken, CLOSED_BY_HANDLER, Connection},
     gauges::CONNECTION,
     in_flight::{HandlerFuture, Pending, Place, Waiting},
+    method::Run,
     panics::{contain, end_of_task},
     pipeline::Decision,
     ready::{Key, SlotWaker},
@@ -271,16 +272,26 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
-    /// Decodes and runs an admitted call: in place if its method is quick, else in a task.
+    /// Decodes and runs an admitted call: in place if its method is quick, in a task if it is not, and
+    /// on the blocking pool if it blocks.
     fn start(&mut self, opening: &mut Opening, method: u32, body: &[u8]) {
         let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
         let registered = server.methods.get(method);
         let (id, deadline) = (opening.id, opening.deadline);
+        let starting = Starting { opening, body, connection: info, parked: in_flight.next_key() };
+        let make = match &registered.run {
+            Run::Polled(make) => make,
+            Run::Blocking(blocking) => {
+                let job = blocking.prepare(starting);
+                let place = Place::Task { abort: tasks.spawn_blocking(job.run), context: job.context };
+                in_flight.insert(Pending { id, method, deadline, place });
+                return;
+            }
+        };
         if methods.len() < server.methods.len() {
             methods.resize_with(server.methods.len(), || None);
         }
-        let place = methods[method as usize].get_or_insert_with(|| (registered.make)(method, ready));
-        let starting = Starting { opening, body, connection: info, parked: in_flight.next_key() };
+        let place = methods[method as usize].get_or_insert_with(|| make(method, ready));
         if server.config.spawn_calls || registered.info.is_spawned() {
             match place.spawn(starting) {
                 Ok(task) => {
@@ -373,7 +384,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let status = if panicked {
             panic_status()
         } else {
-            Status::unavailable("the server's runtime is shutting down").with_executed(Executed::Maybe)
+            // Work that blocks can only be turned away before it begins.
+            let blocking = self.server.methods.get(method).info.is_blocking();
+            let executed = if blocking { Executed::Never } else { Executed::Maybe };
+            Status::unavailable("the server's runtime is shutting down").with_executed(executed)
         };
         let handlers = self.pipeline.len();
         // The permit went with the task.

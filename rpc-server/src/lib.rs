@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod blocking;
 mod builder;
 mod call;
 mod clock;

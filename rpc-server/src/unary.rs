@@ -374,7 +374,7 @@ where
 
 /// A status that a service returns says that it ran, even if it got the status from elsewhere, where
 /// something was never executed.
-fn finished(status: Status) -> Status {
+pub(crate) fn finished(status: Status) -> Status {
     status.with_executed(Executed::Finished)
 }
 
@@ -387,7 +387,7 @@ fn encode<S: Shape>(codec: CodecId, reply: &S::Reply, out: &mut Outbox<'_>) -> O
     check_len(message, out)
 }
 
-fn undecodable(error: &PayloadError) -> Status {
+pub(crate) fn undecodable(error: &PayloadError) -> Status {
     Status::invalid_argument(format!("the arguments cannot be decoded: {error}")).with_executed(Executed::Never)
 }
 
@@ -406,7 +406,7 @@ fn too_long(error: &EncodeError) -> Status {
     Status::resource_exhausted(format!("the response is too large: {error}"))
 }
 
-fn encode_status(error: &PayloadError) -> Status {
+pub(crate) fn encode_status(error: &PayloadError) -> Status {
     Status::internal(format!("the response cannot be encoded: {error}"))
 }
 
