@@ -36,6 +36,10 @@ trait Press {
     #[rpc(blocking)]
     fn seen(&self) -> Result<(bool, bool, Option<String>), Status>;
 
+    /// Waits for the gate, and panics.
+    #[rpc(blocking)]
+    fn burst(&self);
+
     /// Fails.
     #[rpc(blocking)]
     fn jam(&self) -> Result<(), Status>;
@@ -103,6 +107,12 @@ impl Press for Machine {
         let context = Context::current().ok_or_else(|| Status::internal("there is no context"))?;
         let shelf = context.metadata().get_str("shelf").map(str::to_owned);
         Ok((context.remaining().is_some(), context.is_cancelled(), shelf))
+    }
+
+    fn burst(&self) {
+        self.0.running.fetch_add(1, SeqCst);
+        self.pass_gate();
+        panic!("a panic that a test wants");
     }
 
     fn jam(&self) -> Result<(), Status> {
@@ -280,6 +290,23 @@ async fn the_limits_bound_the_work_when_its_caller_is_gone() {
         drop(peer);
         assert_idle_soon(&harness.handle).await;
     }
+}
+
+#[tokio::test]
+async fn a_panic_of_work_that_nobody_waits_for_is_counted() {
+    let (harness, machine) = press(|builder| builder);
+    let (mut peer, mut lost) = (harness.peer().await, harness.peer().await);
+    let burst = Req::new(1, Method::new("test.Press", "burst"), ()).bytes();
+    peer.send(&burst).await;
+    lost.send(&burst).await;
+    until("both block", || machine.running() == 2).await;
+    peer.send(&cancel(1)).await;
+    drop(lost);
+    until("nobody waits", || harness.snapshot().calls_parked == 0).await;
+    machine.set_gate(true);
+    until("both are counted", || harness.snapshot().panics == 2).await;
+    peer.part().await;
+    assert_idle_soon(&harness.handle).await;
 }
 
 #[tokio::test]

@@ -224,11 +224,9 @@ fn silence() {
 fn mined() -> Harness {
     silence();
     Harness::with(|builder| {
-        builder
-            .service(Minefield)
-            .max_concurrent_calls(256)
-            .max_blocking_calls(64)
-            .pipeline(|pipeline, _| drop(pipeline.add_first("minelayer", Minelayer)))
+        builder.service(Minefield).max_concurrent_calls(256).max_blocking_calls(64).pipeline(|pipeline, _| {
+            pipeline.add_first("minelayer", Minelayer);
+        })
     })
 }
 

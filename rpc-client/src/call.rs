@@ -268,7 +268,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         cx: &Context<'_>,
         metadata: &mut Metadata,
     ) -> Poll<Result<R, CallError>> {
-        let State::Sent { connection, id } = &self.state else { return Poll::Pending };
+        let State::Sent { connection, id } = &self.state else { unreachable!("the call was sent") };
         let answer = ready!(connection.poll_answer(*id, body, cx));
         // Before the caller's own `Deserialize` runs, which may panic: the slot is another's by now.
         self.state = State::Done;

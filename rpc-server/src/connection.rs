@@ -171,14 +171,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         // Work that blocks ends when it likes. Neither the socket nor the permits of responses that
         // nobody will get wait for it.
         drop(self);
-        let mut panics = 0;
+        let count = |panics| server.gauges.panics.fetch_add(panics, Ordering::Relaxed);
         tasks.abort_all();
         // Aborting is asynchronous: a task has ended only when it has been joined.
         while let Some(joined) = tasks.join_next().await {
-            panics += u64::from(joined.is_err_and(end_of_task));
+            count(u64::from(joined.map_or_else(end_of_task, |end| end.panicked)));
         }
-        panics += pipeline.close();
-        server.gauges.panics.fetch_add(panics, Ordering::Relaxed);
+        count(pipeline.close());
     }
 
     pub(crate) fn count_panic(&self) {

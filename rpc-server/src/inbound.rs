@@ -21,6 +21,7 @@ use tokio::{
 
 use crate::{
     batch::Batch,
+    blocking::Job,
     call::{Call, Opening},
     clock::{self, Reading},
     connection::{Broken, CLOSED_BY_HANDLER, Connection},
@@ -282,9 +283,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let make = match &registered.run {
             Run::Polled(make) => make,
             Run::Blocking(blocking) => {
-                let job = blocking.prepare(starting);
-                let place = Place::Task { abort: tasks.spawn_blocking(job.run), context: job.context };
-                in_flight.insert(Pending { id, method, deadline, place });
+                let Job { run, context } = blocking.prepare(starting);
+                // It panics if there is no thread and none can be made.
+                let Ok(abort) = contain("the blocking pool", || tasks.spawn_blocking(run)) else {
+                    let status = Status::unavailable("there is no thread to run this").with_executed(Executed::Never);
+                    let handlers = self.pipeline.len();
+                    return self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
+                };
+                in_flight.insert(Pending { id, method, deadline, place: Place::Task { abort, context } });
                 return;
             }
         };
@@ -365,6 +371,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         // A call that was cancelled or expired meanwhile is not there any more, and its key may be
         // another's.
         if self.in_flight.get_mut(end.parked).is_none_or(|pending| pending.id != end.id) {
+            if end.panicked {
+                self.count_panic();
+            }
             return;
         }
         if let Some(pending) = self.in_flight.remove(end.parked) {
