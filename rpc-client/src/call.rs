@@ -145,6 +145,21 @@ struct Ready {
     deadline: Deadline,
 }
 
+/// Room for one more call that somebody waited for. The next in line may have it if it is not used:
+/// the call could not be sent, or the caller's own `Serialize` panicked.
+struct Room {
+    connection: Arc<Connection>,
+    used: bool,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if !self.used {
+            self.connection.pass_room_on();
+        }
+    }
+}
+
 /// What a connection must come to before the call can be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
@@ -234,36 +249,37 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     let ready = ready!(preparing.as_mut().poll(cx));
                     self.state = State::Done;
                     let (ready, need) = ready?;
-                    let connection = Arc::clone(&ready.connection);
-                    match self.send(ready, clock::now(), Some(need), cx) {
-                        Ok(true) => return Poll::Pending,
-                        Ok(false) => {}
-                        Err(error) => {
-                            // The next in line may have the room that this one waited for.
-                            connection.pass_room_on();
-                            return Poll::Ready(Err(error));
-                        }
+                    let mut room = Room { connection: Arc::clone(&ready.connection), used: false };
+                    let sent = self.send(ready, clock::now(), Some(need), cx)?;
+                    room.used = true;
+                    if sent {
+                        return Poll::Pending;
                     }
                 }
-                State::Sent { connection, id } => {
-                    let codec = W::codec(self.client.config().codec);
-                    let reply = ready!(scratch::with_call_buffer(|body| {
-                        Poll::Ready(match ready!(connection.poll_answer(*id, body, cx)) {
-                            Ok(beside) => {
-                                *metadata = beside;
-                                let peer = &connection.peer;
-                                W::decode(codec, body)
-                                    .map_err(|source| CallError::Decode { peer: Arc::clone(peer), source })
-                            }
-                            Err(error) => Err(*error),
-                        })
-                    }));
-                    self.state = State::Done;
-                    return Poll::Ready(reply);
-                }
+                State::Sent { .. } => return scratch::with_call_buffer(|body| self.poll_sent(body, cx, metadata)),
                 State::Done => panic!("a call was polled after it had ended"),
             }
         }
+    }
+
+    fn poll_sent(
+        &mut self,
+        body: &mut Vec<u8>,
+        cx: &Context<'_>,
+        metadata: &mut Metadata,
+    ) -> Poll<Result<R, CallError>> {
+        let State::Sent { connection, id } = &self.state else { unreachable!("the call was sent") };
+        let answer = ready!(connection.poll_answer(*id, body, cx));
+        // Before the caller's own `Deserialize` runs, which may panic: the slot is another's by now.
+        self.state = State::Done;
+        Poll::Ready(match answer {
+            Ok(beside) => {
+                *metadata = beside;
+                W::decode(W::codec(self.client.config().codec), body)
+                    .map_err(|source| CallError::Decode { peer: Arc::clone(self.client.peer()), source })
+            }
+            Err(error) => Err(*error),
+        })
     }
 
     /// Settles the options when the call is first polled.

@@ -34,8 +34,14 @@ fn service_trait(service: &Service) -> TokenStream {
     let Service { attrs, vis, ident, supertraits, .. } = service;
     let supertraits = supertraits.iter();
     let methods = service.methods.iter().map(|method| {
-        let Method { attrs, ident, receiver, output, spans, .. } = method;
+        let Method { attrs, ident, receiver, output, spans, blocking, .. } = method;
         let arguments = method.context.iter().chain(&method.arguments).map(declare);
+        if *blocking {
+            return code! {
+                #(#attrs)*
+                fn #ident(#receiver #(, #arguments)*) -> #output;
+            };
+        }
         // An implementation whose future is not `Send` is told so at this method.
         let future = quote_spanned!(at(spans.future)=> ::core::future::Future);
         let send = quote_spanned!(at(spans.future)=> ::core::marker::Send);
@@ -133,7 +139,8 @@ fn registration(service: &Service, method: &Method) -> TokenStream {
             (code!(__sg_context), code!(let __sg_context = #clone;), quote_spanned!(at(ty.span())=> __sg_context,))
         }
     };
-    let reply = code!(<#parameter as #service_ident>::#ident(&__sg_service, #pass_context #(#names),*).await);
+    let wait = (!method.blocking).then(|| code!(.await));
+    let reply = code!(<#parameter as #service_ident>::#ident(&__sg_service, #pass_context #(#names),*) #wait);
     let reply = match method.failure {
         None => code!(::core::result::Result::Ok(#reply)),
         Some(failure) => {
@@ -145,12 +152,21 @@ fn registration(service: &Service, method: &Method) -> TokenStream {
         false => options,
         true => code!(#facade::server::MethodOptions::spawn(#options, true)),
     };
-    let (function, body) = match method.untouched {
-        true => (code!(unary_bytes), code!(#(#names)*)),
-        false => {
-            let arguments = argument_types(method);
-            (code!(unary::<#arguments, #value, _, _>), tuple(spans.arguments, &names))
-        }
+    let body = if method.untouched { code!(#(#names)*) } else { tuple(spans.arguments, &names) };
+    let arguments = argument_types(method);
+    let function = match (method.blocking, method.untouched) {
+        (false, true) => code!(unary_bytes),
+        (false, false) => code!(unary::<#arguments, #value, _, _>),
+        (true, true) => code!(blocking_bytes),
+        (true, false) => code!(blocking::<#arguments, #value, _>),
+    };
+    let handler = match method.blocking {
+        true => code!(#clone_context #reply),
+        false => code! {
+            let __sg_service = ::core::clone::Clone::clone(&__sg_service);
+            #clone_context
+            async move { #reply }
+        },
     };
     code! {
         #conditions
@@ -158,9 +174,7 @@ fn registration(service: &Service, method: &Method) -> TokenStream {
         {
             let __sg_service = ::core::clone::Clone::clone(&self.service);
             #facade::server::ServiceMethods::#function(__sg_methods, #wire_name, #options, move |#context, #body| {
-                let __sg_service = ::core::clone::Clone::clone(&__sg_service);
-                #clone_context
-                async move { #reply }
+                #handler
             });
         }
     }
@@ -278,6 +292,8 @@ mod tests {
                 async fn search(&self, ctx: Context, text: String, limit: u32) -> S;
                 #[deprecated]
                 async fn scan(&self, page: Bytes) -> Result<Bytes>;
+                #[rpc(blocking)]
+                fn index(&self, ctx: Context, depth: u8) -> Result<u64, Status>;
             }
         };
         Service::parse(quote!(package = "acme.v1", client = "Reader"), item).unwrap_or_else(|error| panic!("{error}"))
@@ -304,6 +320,7 @@ mod tests {
                 #[deprecated]
                 fn scan(&self, page: Bytes)
                     -> impl ::core::future::Future<Output = Result<Bytes>> + ::core::marker::Send;
+                fn index(&self, ctx: Context, depth: u8) -> Result<u64, Status>;
             }
         };
         assert_same(&service_trait(&library()), &expected);
@@ -312,7 +329,7 @@ mod tests {
     #[test]
     fn the_server_gives_every_method_to_the_registry() {
         let library = library();
-        let [get_book, search, scan] = &library.methods[..] else { panic!("three methods") };
+        let [get_book, search, scan, index] = &library.methods[..] else { panic!("four methods") };
         let expected = quote! {
             {
                 let __sg_service = ::core::clone::Clone::clone(&self.service);
@@ -380,6 +397,25 @@ mod tests {
             }
         };
         assert_same(&registration(&library, scan), &expected);
+
+        let expected = quote! {
+            {
+                let __sg_service = ::core::clone::Clone::clone(&self.service);
+                ::sluicegate::server::ServiceMethods::blocking::<(u8,), u64, _>(
+                    __sg_methods,
+                    "index",
+                    <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
+                    move |__sg_context, (__sg_0,)| {
+                        let __sg_context = ::core::clone::Clone::clone(__sg_context);
+                        ::core::result::Result::map_err(
+                            <S1 as Library>::index(&__sg_service, __sg_context, __sg_0),
+                            ::core::convert::Into::into
+                        )
+                    }
+                );
+            }
+        };
+        assert_same(&registration(&library, index), &expected);
     }
 
     #[test]
@@ -432,6 +468,15 @@ mod tests {
                         &self.client,
                         const { ::sluicegate::client::Method::new("acme.v1.Library", "scan") },
                         page,
+                    )
+                }
+
+                #[doc = "Calls `acme.v1.Library/index`."]
+                pub fn index(&self, depth: u8) -> ::sluicegate::client::Call<(u8,), u64> {
+                    ::sluicegate::Client::call(
+                        &self.client,
+                        const { ::sluicegate::client::Method::new("acme.v1.Library", "index") },
+                        (depth,),
                     )
                 }
             }

@@ -50,7 +50,8 @@ use crate::model::Service;
 /// # What is written
 ///
 /// - **The trait**, with its docs and attributes and the bounds `Send + Sync + 'static`. Its methods
-///   return `impl Future + Send`, so that implementations write `async fn` and nothing is boxed.
+///   return `impl Future + Send`, so that implementations write `async fn` and nothing is boxed; those
+///   that block stay as they are.
 /// - **`LibraryServer<S>`**, a `sluicegate::server::Service` of any implementation `S`: made by
 ///   `LibraryServer::new(service)` or `LibraryServer::from_arc(arc)`.
 /// - **`LibraryClient`**, a `sluicegate::client::ServiceClient` with one function per method, each
@@ -59,7 +60,7 @@ use crate::model::Service;
 ///
 /// # Methods
 ///
-/// A method is an `async fn` that takes `&self` and at most 16 arguments, each owned and with a name.
+/// A method is an `async fn`, or a plain `fn` if it blocks, that takes `&self` and at most 16 arguments, each owned and with a name.
 /// Arguments travel as a tuple in the codec of the call, so they are `Deserialize` for the server and
 /// `Serialize` for the client; the value that is returned the other way round.
 ///
@@ -87,7 +88,15 @@ use crate::model::Service;
 ///
 /// - `name = "find"`: its name on the wire,
 /// - `spawn`: every call runs in a task of its own instead of being polled first in the task of its
-///   connection, for methods that compute for long.
+///   connection, for methods that compute for long,
+/// - `blocking`: the method is a plain `fn` and may block its thread: file systems, databases without
+///   an asynchronous interface, computations of seconds. Every call runs on tokio's blocking pool,
+///   within a limit of its own (`ServerBuilder::max_blocking_calls`). Arguments are decoded and the
+///   reply is encoded there, too. The client's function is the same as for an `async fn`.
+///
+/// A blocking method cannot be stopped. If the caller gives up, the deadline passes or the connection
+/// is lost before it has begun, it does not begin; afterwards `Context::is_cancelled` says so, and
+/// the call keeps its place in the limits until the method has returned.
 #[proc_macro_attribute]
 pub fn service(args: proc_macro::TokenStream, item: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let item = TokenStream::from(item);

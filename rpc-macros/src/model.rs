@@ -56,13 +56,15 @@ pub(crate) struct Method {
     pub(crate) untouched: bool,
     pub(crate) wire_name: String,
     pub(crate) spawn: bool,
+    /// Whether it is a plain `fn` that blocks its thread.
+    pub(crate) blocking: bool,
     pub(crate) spans: MethodSpans,
 }
 
 /// Where the compiler's own errors about a method are told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MethodSpans {
-    /// `async`: errors about the future.
+    /// `async`, or `fn`: errors about the future.
     pub(crate) future: Span,
     /// Errors about all arguments together.
     pub(crate) arguments: Span,
@@ -132,7 +134,7 @@ impl Method {
         let TraitItemFn { attrs, sig, default, .. } = item;
         let (rpc, attrs): (Vec<_>, Vec<_>) = attrs.into_iter().partition(attrs::is_rpc);
         let options = MethodOptions::parse(&rpc, errors);
-        check_signature(&sig, errors);
+        check_signature(&sig, &options, errors);
         if let Some(body) = default {
             let message = "a method of a service has no body here; write it where the trait is implemented";
             errors.at(body.brace_token.span.open(), message);
@@ -141,14 +143,14 @@ impl Method {
             future: sig.asyncness.map_or(sig.fn_token.span, |token| token.span),
             arguments: sig.paren_token.span.join(),
         };
-        let Returned { output, value, failure } = Returned::of(&sig, errors);
+        let Returned { output, value, failure } = Returned::of(&sig, &options, errors);
         let Inputs { receiver, context, arguments } = Inputs::of(sig.inputs, &sig.ident, errors);
         let untouched = match &arguments[..] {
             [argument] => wire_type::is_called(&argument.ty, "Bytes") && wire_type::is_called(&value, "Bytes"),
             _ => false,
         };
         let wire_name = options.name.unwrap_or_else(|| sig.ident.unraw().to_string());
-        let (ident, spawn) = (sig.ident, options.spawn.is_some());
+        let (ident, spawn, blocking) = (sig.ident, options.spawn.is_some(), options.blocking.is_some());
         let receiver = receiver?;
         Some(Self {
             attrs,
@@ -162,6 +164,7 @@ impl Method {
             untouched,
             wire_name,
             spawn,
+            blocking,
             spans,
         })
     }
@@ -234,7 +237,7 @@ struct Returned {
 }
 
 impl Returned {
-    fn of(sig: &Signature, errors: &mut Errors) -> Self {
+    fn of(sig: &Signature, options: &MethodOptions, errors: &mut Errors) -> Self {
         let output = match &sig.output {
             ReturnType::Default => {
                 parse_quote_spanned!(sig.paren_token.span.join()=> ())
@@ -251,7 +254,7 @@ impl Returned {
             Some([value, error, ..]) => (Type::clone(value), Some(error.span())),
         };
         // Without `async` it may be a future, and that error is told already.
-        if sig.asyncness.is_some() {
+        if sig.asyncness.is_some() || options.blocking.is_some() {
             wire_type::check(&value, Place::Return, errors);
         }
         Self { output, value, failure }
@@ -285,7 +288,7 @@ fn check_trait(item: &ItemTrait, errors: &mut Errors) {
     }
 }
 
-fn check_signature(sig: &Signature, errors: &mut Errors) {
+fn check_signature(sig: &Signature, options: &MethodOptions, errors: &mut Errors) {
     let name = sig.ident.unraw();
     // They take `self`, so they go before a function of the client's own that takes `&self`.
     if name == "into" || name == "try_into" {
@@ -293,8 +296,17 @@ fn check_signature(sig: &Signature, errors: &mut Errors) {
             format!("`client.{name}()` would call the prelude's; write `#[rpc(name = \"{name}\")]` on another name");
         errors.on(&sig.ident, message);
     }
-    if sig.asyncness.is_none() {
-        errors.on(sig.fn_token, "write `async fn`");
+    match (&sig.asyncness, options.blocking) {
+        (None, None) => {
+            errors.on(sig.fn_token, "write `async fn`; or mark it `#[rpc(blocking)]` if it blocks its thread")
+        }
+        (Some(token), Some(_)) => {
+            errors.on(token, "a blocking method is a plain `fn`: it has a thread to itself, and awaits nothing");
+        }
+        (Some(_), None) | (None, Some(_)) => {}
+    }
+    if let (Some(()), Some(span)) = (options.spawn, options.blocking) {
+        errors.at(span, "a blocking method never runs in its connection's task; leave out `spawn`");
     }
     if let Some(token) = &sig.constness {
         errors.on(token, "a call over the wire is not `const`");

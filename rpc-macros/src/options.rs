@@ -1,6 +1,7 @@
 //! What can be set: `service(..)` on the trait, `rpc(..)` on a method.
 
-use syn::{Attribute, Ident, LitStr, Path, meta::ParseNestedMeta, parse::Parser};
+use proc_macro2::Span;
+use syn::{Attribute, Ident, LitStr, Path, meta::ParseNestedMeta, parse::Parser, spanned::Spanned};
 
 use crate::errors::Errors;
 
@@ -43,6 +44,8 @@ impl ServiceOptions {
 pub(crate) struct MethodOptions {
     pub(crate) name: Option<String>,
     pub(crate) spawn: Option<()>,
+    /// Where it stands.
+    pub(crate) blocking: Option<Span>,
 }
 
 impl MethodOptions {
@@ -62,7 +65,11 @@ impl MethodOptions {
                 once(&mut self.spawn, meta, (), errors);
                 Ok(())
             }
-            _ => unknown(meta, "`rpc(..)` takes `name = \"..\"` and `spawn`", errors),
+            "blocking" => {
+                once(&mut self.blocking, meta, meta.path.span(), errors);
+                Ok(())
+            }
+            _ => unknown(meta, "`rpc(..)` takes `name = \"..\"`, `spawn` and `blocking`", errors),
         }
     }
 }

@@ -15,6 +15,8 @@ pub(crate) enum Body<'a> {
     InFrame(&'a [u8]),
     /// Put together from parts, or kept for later.
     Kept(Upload),
+    /// Taken along to where it is decoded.
+    Owned(Bytes),
 }
 
 impl Body<'_> {
@@ -22,6 +24,7 @@ impl Body<'_> {
         match self {
             Self::InFrame(bytes) => bytes,
             Self::Kept(upload) => upload.assembly.received(),
+            Self::Owned(bytes) => bytes,
         }
     }
 
@@ -30,6 +33,7 @@ impl Body<'_> {
         match self {
             Self::InFrame(bytes) => Bytes::copy_from_slice(bytes),
             Self::Kept(upload) => upload.assembly.take().into(),
+            Self::Owned(bytes) => mem::take(bytes),
         }
     }
 
@@ -38,6 +42,7 @@ impl Body<'_> {
         match self {
             Self::InFrame(bytes) => Upload::begin(body_len, bytes, now),
             Self::Kept(upload) => mem::replace(upload, Upload::begin(0, &[], now)),
+            Self::Owned(bytes) => Upload::begin(body_len, bytes, now),
         }
     }
 }

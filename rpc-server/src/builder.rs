@@ -53,6 +53,15 @@ impl ServerBuilder {
         self
     }
 
+    /// Calls of blocking methods in flight in the whole server. Each has a thread of tokio's blocking
+    /// pool while it runs, and counts until its work has ended and its response has been written, even
+    /// if its caller or its connection is gone by then. Keep it below the runtime's
+    /// `max_blocking_threads`, or calls wait for a thread. Default: 64.
+    pub fn max_blocking_calls(mut self, max: u64) -> Self {
+        self.config.max_blocking_calls = max;
+        self
+    }
+
     /// Calls per second in the whole server. Default: no limit.
     pub fn rate(mut self, rate: Rate) -> Self {
         self.config.rate = Some(rate);
@@ -216,7 +225,8 @@ impl ServerBuilder {
     }
 
     /// Changes the pipeline of each new connection, which has the default handlers already:
-    /// `deadline`, `connection rate`, `global rate` and `concurrency`, those that are configured.
+    /// `deadline`, `connection rate`, `global rate`, `concurrency` and `blocking`, those that are
+    /// configured; the last if there are blocking methods.
     pub fn pipeline(mut self, initializer: impl Fn(&mut Pipeline, &ConnectionInfo) + Send + Sync + 'static) -> Self {
         self.initializer = Some(Box::new(initializer));
         self

@@ -14,6 +14,9 @@ pub(crate) struct Config {
     pub(crate) max_concurrent_calls: Option<u64>,
     /// Calls in flight on one connection: parked calls cost memory, so there is always a bound.
     pub(crate) max_concurrent_calls_per_connection: u64,
+    /// Blocking calls have a thread each. Far below the 512 of tokio's pool, so that what else blocks,
+    /// such as files and names, finds a thread.
+    pub(crate) max_blocking_calls: u64,
     pub(crate) rate: Option<Rate>,
     pub(crate) rate_per_connection: Option<Rate>,
     /// What a call refused on concurrency is told to wait, about.
@@ -67,6 +70,7 @@ impl Default for Config {
         Self {
             max_concurrent_calls: None,
             max_concurrent_calls_per_connection: 1024,
+            max_blocking_calls: 64,
             rate: None,
             rate_per_connection: None,
             concurrency_retry_delay: Duration::from_millis(10),

@@ -4,7 +4,6 @@
 use std::{
     future::poll_fn,
     io, mem,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
@@ -27,6 +26,7 @@ use crate::{
     gauges::Share,
     in_flight::InFlight,
     life::{Due, Life},
+    panics::{contain, end_of_task},
     pipeline::{CallInfo, Pipeline},
     ready::{Key, Ready},
     scratch,
@@ -44,7 +44,7 @@ use crate::{
 /// ```
 ///
 /// What the loop does for calls is in `inbound.rs` and `outbound.rs`.
-pub(crate) struct Connection<T> {
+pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     pub(crate) io: T,
     pub(crate) server: Arc<ServerCore>,
     pub(crate) info: Arc<ConnectionInfo>,
@@ -197,17 +197,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(crate) async fn run(mut self) {
         poll_fn(|cx| self.poll(cx)).await;
         self.cancel_all();
-        // The peer learns that it is over now, and not when a task that blocks has noticed.
-        drop(self.io);
-        drop(self.writer);
-        drop(self.partial);
-        drop(self.inbound);
+        let server = Arc::clone(&self.server);
+        let (mut tasks, mut pipeline) = (mem::take(&mut self.tasks), mem::take(&mut self.pipeline));
+        // Work that blocks ends when it likes. Neither the socket nor the permits of responses that
+        // nobody will get wait for it.
+        drop(self);
+        let count = |panics| server.gauges.panics.fetch_add(panics, Ordering::Relaxed);
+        tasks.abort_all();
         // Aborting is asynchronous: a task has ended only when it has been joined.
-        self.tasks.shutdown().await;
-        let pipeline = &mut self.pipeline;
-        if catch_unwind(AssertUnwindSafe(|| pipeline.closed())).is_err() {
-            self.server.gauges.panics.fetch_add(1, Ordering::Relaxed);
+        while let Some(joined) = tasks.join_next().await {
+            count(u64::from(joined.map_or_else(end_of_task, |end| end.panicked)));
         }
+        count(pipeline.close());
     }
 
     pub(crate) fn count_panic(&self) {
@@ -293,7 +294,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             }
             let method = response.method.map(|index| &*server.methods.get(index).info);
             let info = CallInfo { id: response.id, method };
-            if catch_unwind(AssertUnwindSafe(|| pipeline.written(&info))).is_err() {
+            if contain("a handler", || pipeline.written(&info)).is_err() {
                 server.gauges.panics.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -423,7 +424,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     fn greet(&mut self, hello: &Hello) -> Result<(), Broken> {
         let Self { server, pipeline, info, .. } = self;
         // Half a pipeline may lack its limits.
-        if catch_unwind(AssertUnwindSafe(|| server.build_pipeline(pipeline, info))).is_err() {
+        if contain("the pipeline's initializer", || server.build_pipeline(pipeline, info)).is_err() {
             self.count_panic();
             self.pipeline = Pipeline::new();
             let message = "the server could not make a pipeline for this connection".to_owned();
@@ -434,7 +435,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.server.hello(&self.server.config).encode(&mut self.writer.out);
         self.state = State::Open;
         let Self { pipeline, info, .. } = self;
-        if catch_unwind(AssertUnwindSafe(|| pipeline.connected(info))).is_err() {
+        if contain("a handler", || pipeline.connected(info)).is_err() {
             self.count_panic();
         }
         Ok(())
@@ -467,9 +468,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     fn poll_tasks(&mut self, cx: &mut TaskContext<'_>) {
         while let Poll::Ready(Some(joined)) = self.tasks.poll_join_next(cx) {
-            // An aborted task has nothing to say: its call has been answered or needs no answer.
-            if let Ok(end) = joined {
-                self.task_ended(end);
+            match joined {
+                Ok(end) => self.task_ended(end),
+                Err(error) => self.task_lost(error),
             }
         }
     }
@@ -680,6 +681,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         for key in self.in_flight.keys() {
             self.end_pending(key, None);
         }
+    }
+}
+
+/// Its calls end with it, also when it is dropped in the middle of serving, one by one: a panic in the
+/// drop of one's future would otherwise meet that of the next, which nothing survives.
+impl<T: AsyncRead + AsyncWrite + Unpin> Drop for Connection<T> {
+    fn drop(&mut self) {
+        self.cancel_all();
     }
 }
 

@@ -25,6 +25,9 @@ use crate::cut::CutCounts;
 pub struct Snapshot {
     /// Calls in flight: admitted, and their responses not yet written.
     pub calls: ConcurrencySnapshot,
+    /// Calls of blocking methods in flight: those that have or wait for a thread, and those whose
+    /// responses are not yet written.
+    pub blocking: ConcurrencySnapshot,
     /// Calls that wait in the pipeline or for their service.
     pub calls_parked: u64,
     /// Open connections.
@@ -39,7 +42,7 @@ pub struct Snapshot {
     pub inbound_bytes: u64,
     /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
     pub refused: BTreeMap<&'static str, u64>,
-    /// Services, handlers and codecs that panicked.
+    /// Panics of services, handlers, encoding, decoding and drops; each cost its call at most.
     pub panics: u64,
     /// Methods that run in tasks of their own because their polls were slow.
     pub methods_demoted: u64,
@@ -70,6 +73,7 @@ impl Snapshot {
 #[derive(Debug)]
 pub(crate) struct Gauges {
     pub(crate) calls: Arc<ConcurrencyLimit>,
+    pub(crate) blocking: Arc<ConcurrencyLimit>,
     pub(crate) connections: Arc<ConcurrencyLimit>,
     /// In bytes.
     pub(crate) bodies: Arc<ConcurrencyLimit>,
@@ -78,7 +82,7 @@ pub(crate) struct Gauges {
     pub(crate) handshakes: Arc<AtomicU64>,
     pub(crate) buffered_bytes: Arc<AtomicU64>,
     pub(crate) inbound_bytes: Arc<AtomicU64>,
-    pub(crate) panics: AtomicU64,
+    pub(crate) panics: Arc<AtomicU64>,
     pub(crate) methods_demoted: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
     pub(crate) frames_ignored: AtomicU64,
@@ -89,11 +93,13 @@ pub(crate) struct Gauges {
 impl Gauges {
     pub(crate) fn new(
         calls: Arc<ConcurrencyLimit>,
+        blocking: Arc<ConcurrencyLimit>,
         connections: Arc<ConcurrencyLimit>,
         bodies: Arc<ConcurrencyLimit>,
     ) -> Self {
         Self {
             calls,
+            blocking,
             connections,
             bodies,
             refused: RefusedCounts::default(),
@@ -101,7 +107,7 @@ impl Gauges {
             handshakes: Arc::default(),
             buffered_bytes: Arc::default(),
             inbound_bytes: Arc::default(),
-            panics: AtomicU64::new(0),
+            panics: Arc::default(),
             methods_demoted: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
             frames_ignored: AtomicU64::new(0),
@@ -113,6 +119,7 @@ impl Gauges {
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {
             calls: self.calls.snapshot(),
+            blocking: self.blocking.snapshot(),
             calls_parked: self.parked.load(Ordering::Relaxed),
             connections: self.connections.snapshot().held,
             handshakes: self.handshakes.load(Ordering::Relaxed),
@@ -169,11 +176,13 @@ pub(crate) struct RefusedCounts {
 /// The names of the limits that a server has by default.
 pub(crate) const GLOBAL: &str = "global";
 pub(crate) const CONNECTION: &str = "connection";
+pub(crate) const BLOCKING: &str = "blocking";
 pub(crate) const GLOBAL_RATE: &str = "global rate";
 pub(crate) const CONNECTION_RATE: &str = "connection rate";
 pub(crate) const GLOBAL_BODIES: &str = "global bodies";
 pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
-const LIMITS: [&str; 6] = [GLOBAL, CONNECTION, GLOBAL_RATE, CONNECTION_RATE, GLOBAL_BODIES, CONNECTION_BODIES];
+const LIMITS: [&str; 7] =
+    [GLOBAL, CONNECTION, BLOCKING, GLOBAL_RATE, CONNECTION_RATE, GLOBAL_BODIES, CONNECTION_BODIES];
 
 impl Default for RefusedCounts {
     fn default() -> Self {

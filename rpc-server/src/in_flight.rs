@@ -4,21 +4,25 @@ use std::{
     collections::HashMap,
     hash::BuildHasherDefault,
     mem,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context as TaskContext, Poll},
     time::Instant,
 };
 
 use rpc_core::{CallId, Context, Deadline};
 use slab::Slab;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, Id};
 
 use crate::{
     body::{LeastRate, Upload},
     call::Opening,
     gauges::Share,
     method::IdHasher,
+    panics::drop_contained,
     pipeline::Decision,
     ready::SlotWaker,
 };
@@ -56,7 +60,7 @@ pub(crate) struct Pending {
 pub(crate) enum Place {
     /// Its future is in this slot of its method.
     Slot(u32),
-    /// It runs in a task of its own, which owns its permit.
+    /// It runs in a task of its own or on the blocking pool, where its permit is, too.
     Task { abort: AbortHandle, context: Context },
     /// It waits in the pipeline at this position.
     Waiting(Box<Waiting>),
@@ -80,14 +84,28 @@ pub(crate) struct Waiting {
     pub(crate) waker: Arc<SlotWaker>,
 }
 
-/// What a handler waits for. A panic in its drop ends here: it must not take other calls with it.
-pub(crate) struct HandlerFuture(pub(crate) Pin<Box<dyn Future<Output = Decision> + Send>>);
+/// What a handler waits for. A panic in its drop ends here and is counted: it must not take other
+/// calls with it.
+pub(crate) struct HandlerFuture {
+    future: Pin<Box<dyn Future<Output = Decision> + Send>>,
+    panics: Arc<AtomicU64>,
+}
+
+impl HandlerFuture {
+    pub(crate) fn new(future: Pin<Box<dyn Future<Output = Decision> + Send>>, panics: &Arc<AtomicU64>) -> Self {
+        Self { future, panics: Arc::clone(panics) }
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Decision> {
+        self.future.as_mut().poll(cx)
+    }
+}
 
 impl Drop for HandlerFuture {
     fn drop(&mut self) {
-        let future = mem::replace(&mut self.0, Box::pin(std::future::pending()));
-        if catch_unwind(AssertUnwindSafe(|| drop(future))).is_err() {
-            tracing::error!("what a handler waited for panicked when it was dropped");
+        let future = mem::replace(&mut self.future, Box::pin(std::future::pending()));
+        if drop_contained("a handler's drop", future) {
+            self.panics.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -138,6 +156,13 @@ impl InFlight {
 
     pub(crate) fn key_of(&self, id: CallId) -> Option<usize> {
         self.by_id.get(&id).copied()
+    }
+
+    /// The key of the call that runs in this task. It looks at every call: for tasks that ended without
+    /// a word, which are few.
+    pub(crate) fn key_of_task(&self, task: Id) -> Option<usize> {
+        let runs_it = |place: &Place| matches!(place, Place::Task { abort, .. } if abort.id() == task);
+        self.calls.iter().find(|(_, call)| runs_it(&call.place)).map(|(key, _)| key)
     }
 
     /// When to look for expired calls next.

@@ -2,7 +2,6 @@
 
 use std::{
     mem,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
@@ -14,10 +13,14 @@ use rpc_core::{
     CallId, Deadline, Executed, Refusal, RefusalReason, Status,
     limit::{CallPermit, ConcurrencyLimit, HeldPermit, Reservation},
 };
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    task::JoinError,
+};
 
 use crate::{
     batch::Batch,
+    blocking::Job,
     body::Body,
     call::{Call, Opening},
     clock::{self, Reading},
@@ -25,9 +28,11 @@ use crate::{
     cut::Cut,
     gauges::{CONNECTION, CONNECTION_BODIES},
     in_flight::{HandlerFuture, Pending, Place, Receiving, Waiting},
+    method::Run,
+    panics::{contain, end_of_task},
     pipeline::Decision,
     ready::{Key, SlotWaker},
-    unary::{Ended, Outbox, Started, Starting, TaskEnd},
+    unary::{Ended, Outbox, Started, Starting, TaskEnd, panic_status},
 };
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
@@ -281,10 +286,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let id = opening.id;
         loop {
             let Self { pipeline, server, info, .. } = self;
-            let passed = catch_unwind(AssertUnwindSafe(|| {
+            let passed = contain("a handler", || {
                 let method = &*server.methods.get(method).info;
                 pipeline.inbound(from, &mut Call { opening, method, connection: info })
-            }));
+            });
             let Ok(stopped) = passed else {
                 self.count_panic();
                 let status = Status::internal("a handler panicked").with_executed(Executed::Never);
@@ -364,7 +369,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let key = self.in_flight.next_key();
         let waker = SlotWaker::new(&self.ready, Key::Waiting(key));
         let (id, deadline) = (opening.id, opening.deadline);
-        let future = HandlerFuture(future);
+        let future = HandlerFuture::new(future, &self.server.gauges.panics);
         let upload = body.keep(opening.body_len, opening.received.instant);
         let waiting = Waiting { opening: opening.take(), upload, at, future, waker };
         self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)) });
@@ -378,7 +383,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         waiting.waker.unlist();
         let waker = Arc::clone(&waiting.waker).into();
         let mut waiting_cx = TaskContext::from_waker(&waker);
-        let polled = catch_unwind(AssertUnwindSafe(|| waiting.future.0.as_mut().poll(&mut waiting_cx)));
+        let polled = contain("a handler", || waiting.future.poll(&mut waiting_cx));
         let decision = match polled {
             Ok(Poll::Pending) => return Ok(()),
             Ok(Poll::Ready(decision)) => decision,
@@ -403,16 +408,31 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
-    /// Decodes and runs an admitted call: in place if its method is quick, else in a task.
+    /// Decodes and runs an admitted call: in place if its method is quick, in a task if it is not, and
+    /// on the blocking pool if it blocks.
     fn start(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>) {
         let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
         let registered = server.methods.get(method);
         let (id, deadline) = (opening.id, opening.deadline);
+        let starting = Starting { opening, body, connection: info, parked: in_flight.next_key() };
+        let make = match &registered.run {
+            Run::Polled(make) => make,
+            Run::Blocking(blocking) => {
+                let Job { run, context } = blocking.prepare(starting);
+                // It panics if there is no thread and none can be made.
+                let Ok(abort) = contain("the blocking pool", || tasks.spawn_blocking(run)) else {
+                    let status = Status::unavailable("there is no thread to run this").with_executed(Executed::Never);
+                    let handlers = self.pipeline.len();
+                    return self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
+                };
+                in_flight.insert(Pending { id, method, deadline, place: Place::Task { abort, context } });
+                return;
+            }
+        };
         if methods.len() < server.methods.len() {
             methods.resize_with(server.methods.len(), || None);
         }
-        let place = methods[method as usize].get_or_insert_with(|| (registered.make)(method, ready));
-        let starting = Starting { opening, body, connection: info, parked: in_flight.next_key() };
+        let place = methods[method as usize].get_or_insert_with(|| make(method, ready));
         if server.config.spawn_calls || registered.info.is_spawned() {
             match place.spawn(starting) {
                 Ok(task) => {
@@ -486,11 +506,36 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         // A call that was cancelled or expired meanwhile is not there any more, and its key may be
         // another's.
         if self.in_flight.get_mut(end.parked).is_none_or(|pending| pending.id != end.id) {
+            if end.panicked {
+                self.count_panic();
+            }
             return;
         }
         if let Some(pending) = self.in_flight.remove(end.parked) {
             self.respond_task(&pending, end);
         }
+    }
+
+    /// A task ended without a word: aborted by us, which needs none; panicked, as a future does in its
+    /// drop; or refused by a runtime that is shutting down, of which the caller shall hear.
+    pub(crate) fn task_lost(&mut self, error: JoinError) {
+        let key = self.in_flight.key_of_task(error.id());
+        let panicked = end_of_task(error);
+        if panicked {
+            self.count_panic();
+        }
+        let Some(Pending { id, method, .. }) = key.and_then(|key| self.in_flight.remove(key)) else { return };
+        let status = if panicked {
+            panic_status()
+        } else {
+            // Work that blocks can only be turned away before it begins.
+            let blocking = self.server.methods.get(method).info.is_blocking();
+            let executed = if blocking { Executed::Never } else { Executed::Maybe };
+            Status::unavailable("the server's runtime is shutting down").with_executed(executed)
+        };
+        let handlers = self.pipeline.len();
+        // The permit went with the task.
+        self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
     }
 
     fn cancelled(&mut self, id: CallId, now: Reading) -> Result<(), Broken> {

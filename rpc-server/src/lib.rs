@@ -6,12 +6,21 @@
 //!   -> Pipeline outbound -> encode -> write -> permits drop
 //! ```
 //!
+//! # Panics of user code
+//!
+//! A panic of a service, of a handler, or of encoding, decoding or dropping what is theirs costs its
+//! call: the caller is told INTERNAL and nothing of the text, which is logged. Its siblings go on, its
+//! permit comes back, and `Snapshot::panics` counts it. One in the pipeline's initializer costs its
+//! connection. Built with `panic = "abort"` nothing can be caught: any of these ends the process, and
+//! clients see their connections lost. A drop that panics while another panic unwinds does the same.
+//!
 //! Users reach it as `sluicegate::server`.
 #![forbid(unsafe_code)]
 
 mod accept;
 mod allowance;
 mod batch;
+mod blocking;
 mod body;
 mod builder;
 mod call;
@@ -27,6 +36,7 @@ mod inbound;
 mod life;
 mod method;
 mod outbound;
+mod panics;
 mod pipeline;
 mod ready;
 mod scratch;

@@ -14,6 +14,7 @@ use rpc_core::{Context, MethodId, Status};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
+    blocking::{Blocking, BlockingMethod},
     error::BuildError,
     ready::Ready,
     unary::{ConnMethod, Shape, Typed, Unary, Untouched},
@@ -57,6 +58,39 @@ impl ServiceMethods<'_> {
         self.add::<Untouched, F, Fut>(name, options, handler);
     }
 
+    /// Adds a method that blocks its thread: every call runs on tokio's blocking pool, as far as
+    /// [`crate::ServerBuilder::max_blocking_calls`] lets it. It takes the tuple `A` and returns `R`,
+    /// both in the call's codec.
+    ///
+    /// `handler` cannot be stopped once it has begun; [`Context::is_cancelled`] tells it that nobody
+    /// waits any more. [`MethodOptions::spawn`] means nothing here.
+    pub fn blocking<A, R, F>(&mut self, name: &str, options: MethodOptions, handler: F)
+    where
+        A: DeserializeOwned + Send + 'static,
+        R: Serialize + Send + 'static,
+        F: Fn(&Context, A) -> Result<R, Status> + Clone + Send + Sync + 'static,
+    {
+        self.add_blocking::<Typed<A, R>, F>(name, options, handler);
+    }
+
+    /// As [`ServiceMethods::blocking`], for bytes untouched by any codec.
+    pub fn blocking_bytes<F>(&mut self, name: &str, options: MethodOptions, handler: F)
+    where
+        F: Fn(&Context, bytes::Bytes) -> Result<bytes::Bytes, Status> + Clone + Send + Sync + 'static,
+    {
+        self.add_blocking::<Untouched, F>(name, options, handler);
+    }
+
+    fn add_blocking<S, F>(&mut self, name: &str, _: MethodOptions, handler: F)
+    where
+        S: Shape,
+        F: Fn(&Context, S::Args) -> Result<S::Reply, Status> + Clone + Send + Sync + 'static,
+    {
+        let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, false).blocking();
+        let run = Run::Blocking(Box::new(Blocking::<S, F>::new(handler)));
+        self.methods.add(Method { info: Arc::new(info), run });
+    }
+
     fn add<S, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
         S: Shape,
@@ -67,7 +101,7 @@ impl ServiceMethods<'_> {
             Box::new(Unary::<S, F, Fut>::new(handler.clone(), index, Arc::clone(ready)))
         };
         let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, options.spawn);
-        self.methods.add(Method { info: Arc::new(info), make: Box::new(make) });
+        self.methods.add(Method { info: Arc::new(info), run: Run::Polled(Box::new(make)) });
     }
 }
 
@@ -100,6 +134,7 @@ pub struct MethodInfo {
     id: MethodId,
     path: String,
     untouched: bool,
+    blocking: bool,
     spawn: AtomicBool,
     slow_polls: AtomicU32,
 }
@@ -110,9 +145,15 @@ impl MethodInfo {
             id: MethodId::of(service, name),
             path: format!("{service}/{name}"),
             untouched,
+            blocking: false,
             spawn: AtomicBool::new(spawn),
             slow_polls: AtomicU32::new(0),
         }
+    }
+
+    /// The method as one that blocks, which never runs in its connection's task.
+    fn blocking(self) -> Self {
+        Self { blocking: true, spawn: AtomicBool::new(true), ..self }
     }
 
     /// The id on the wire.
@@ -130,7 +171,13 @@ impl MethodInfo {
         self.untouched
     }
 
-    /// Whether calls run in tasks of their own, by option or because their polls were slow.
+    /// Whether calls block the thread they run on, and so run on tokio's blocking pool.
+    pub fn is_blocking(&self) -> bool {
+        self.blocking
+    }
+
+    /// Whether calls run elsewhere than in their connection's task: because they block, by option, or
+    /// because their polls were slow.
     pub fn is_spawned(&self) -> bool {
         self.spawn.load(Ordering::Relaxed)
     }
@@ -152,10 +199,18 @@ const SLOW_POLLS: u32 = 8;
 
 pub(crate) struct Method {
     pub(crate) info: Arc<MethodInfo>,
-    pub(crate) make: MakeMethod,
+    pub(crate) run: Run,
 }
 
-type MakeMethod = Box<dyn Fn(u32, &Arc<Ready>) -> Box<dyn ConnMethod> + Send + Sync>;
+/// How calls of a method are run.
+pub(crate) enum Run {
+    /// They are futures; this makes what polls those of one connection.
+    Polled(MakeMethod),
+    /// They block, on the blocking pool.
+    Blocking(Box<dyn BlockingMethod>),
+}
+
+pub(crate) type MakeMethod = Box<dyn Fn(u32, &Arc<Ready>) -> Box<dyn ConnMethod> + Send + Sync>;
 
 /// All methods of a server.
 #[derive(Default)]
@@ -176,6 +231,10 @@ impl Methods {
 
     pub(crate) fn len(&self) -> usize {
         self.methods.len()
+    }
+
+    pub(crate) fn any_blocking(&self) -> bool {
+        self.methods.iter().any(|method| method.info.is_blocking())
     }
 
     /// Whether every method has an id of its own.

@@ -1,8 +1,6 @@
 //! Responses on their way out: past the handlers, into the buffer, with the permits that wait for
 //! them.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use rpc_codec::{OpenMessage, Remainder, encode_refusal, encode_status};
 use rpc_core::{CallId, Executed, Metadata, Refusal, Status, StatusCode, limit::HeldPermit};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -10,6 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::{
     connection::Connection,
     in_flight::{Pending, Place},
+    panics::contain,
     pipeline::{Answer, CallInfo, Outbound},
     server::CutCall,
     unary::{Outbox, Outcome, TaskEnd, check_len},
@@ -49,7 +48,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             let info = CallInfo { id, method: method.map(|index| &*self.server.methods.get(index).info) };
             let mut response = Outbound::new(Answer::Refusal(refusal));
             let pipeline = &mut self.pipeline;
-            if catch_unwind(AssertUnwindSafe(|| pipeline.outbound(upto, &info, &mut response))).is_err() {
+            if contain("a handler", || pipeline.outbound(upto, &info, &mut response)).is_err() {
                 self.count_panic();
             }
         }
@@ -93,7 +92,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             };
             let mut response = Outbound::new(answer);
             let pipeline = &mut self.pipeline;
-            let handled = catch_unwind(AssertUnwindSafe(|| pipeline.outbound(upto, &info, &mut response)));
+            let handled = contain("a handler", || pipeline.outbound(upto, &info, &mut response));
             (status, metadata) = response.into_parts();
             if handled.is_err() {
                 self.count_panic();

@@ -5,7 +5,11 @@ use std::{fmt, pin::Pin};
 
 use rpc_core::{CallId, ConnectionInfo, Metadata, Refusal, Status};
 
-use crate::{call::Call, method::MethodInfo};
+use crate::{
+    call::Call,
+    method::MethodInfo,
+    panics::{contain, drop_contained},
+};
 
 /// A stage of a connection's pipeline.
 ///
@@ -296,6 +300,20 @@ impl Pipeline {
         }
     }
 
+    /// Tells the handlers, last to first, that the connection is gone, and drops them; how many panics
+    /// there were. One that panics does not keep the others from being told.
+    pub(crate) fn close(&mut self) -> u64 {
+        let closed = self.handlers.iter_mut().rev().map(|named| contain("a handler", || named.handler.closed()));
+        let panics = closed.filter(Result::is_err).count() as u64;
+        panics + self.clear()
+    }
+
+    /// Drops the handlers one by one; how many of the drops panicked.
+    fn clear(&mut self) -> u64 {
+        self.interest = None;
+        self.handlers.drain(..).rev().map(|named| u64::from(drop_contained("a handler's drop", named))).sum()
+    }
+
     /// The number of handlers.
     pub fn len(&self) -> usize {
         self.handlers.len()
@@ -317,6 +335,13 @@ impl Pipeline {
     fn position(&self, name: &str) -> usize {
         let found = self.names().position(|known| known == name);
         found.unwrap_or_else(|| panic!("the pipeline has no handler named {name}"))
+    }
+}
+
+/// One by one: two panics at once would end the process.
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 

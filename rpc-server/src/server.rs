@@ -30,8 +30,8 @@ use crate::{
     config::Config,
     connection::Connection,
     error::{BindError, BuildError},
-    gauges::{CONNECTION, CONNECTION_RATE, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Snapshot},
-    handlers::{ConcurrencyHandler, DeadlineHandler, RateHandler},
+    gauges::{BLOCKING, CONNECTION, CONNECTION_RATE, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Snapshot},
+    handlers::{BlockingHandler, ConcurrencyHandler, DeadlineHandler, RateHandler},
     method::Methods,
     pipeline::Pipeline,
     ready::Ready,
@@ -201,6 +201,16 @@ impl ServerHandle {
         self.core.gauges.calls.set_max(max)
     }
 
+    /// Sets the limit of blocking calls in flight in the whole server. It may lie below what is in
+    /// flight; it then holds as soon as enough calls have ended.
+    ///
+    /// # Errors
+    ///
+    /// The limit is zero.
+    pub fn set_max_blocking_calls(&self, max: u64) -> Result<(), ConcurrencyError> {
+        self.core.gauges.blocking.set_max(Some(max))
+    }
+
     /// Sets the rate of the whole server. What the bucket owes stays owed.
     ///
     /// # Errors
@@ -230,7 +240,8 @@ pub enum SetRateError {
 pub struct Drained {
     /// Calls that did not finish within the grace period.
     pub cut: Vec<CutCall>,
-    /// Connections that did not even end after that, such as one whose service blocks its thread.
+    /// Connections that did not even end after that, such as one whose service blocks its thread. A
+    /// connection ends when its blocking calls have ended.
     pub stuck_connections: u64,
 }
 
@@ -294,11 +305,12 @@ impl ServerCore {
         rate(CONNECTION_RATE, config.rate_per_connection)?;
         rate("control frames", config.control_frame_rate)?;
         let calls = concurrency(crate::gauges::GLOBAL, config.max_concurrent_calls)?;
+        let blocking = concurrency(BLOCKING, Some(config.max_blocking_calls))?;
         let connections = concurrency("connections", Some(config.max_connections))?;
         let bodies = concurrency(GLOBAL_BODIES, Some(config.body_budget))?;
         Ok(Self {
             global_rate: rate(GLOBAL_RATE, config.rate)?.map(Arc::new),
-            gauges: Gauges::new(calls, connections, bodies),
+            gauges: Gauges::new(calls, blocking, connections, bodies),
             methods,
             initializer,
             phase: AtomicU8::new(Phase::Serving as u8),
@@ -339,6 +351,10 @@ impl ServerCore {
         let of_connection = ConcurrencyLimit::within(Arc::clone(&self.gauges.calls), CONNECTION, max)
             .expect("checked when the server was built");
         pipeline.add_last("concurrency", ConcurrencyHandler::new(of_connection, config.concurrency_retry_delay));
+        if self.methods.any_blocking() {
+            let limit = Arc::clone(&self.gauges.blocking);
+            pipeline.add_last("blocking", BlockingHandler::new(limit, config.concurrency_retry_delay));
+        }
         if let Some(initializer) = &self.initializer {
             initializer(pipeline, connection);
         }

@@ -1,11 +1,10 @@
 //! The unary methods of one connection: their futures in pooled slots, polled in place.
 
 use std::{
-    any::Any,
     fmt,
     marker::PhantomData,
     mem,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::AssertUnwindSafe,
     pin::Pin,
     sync::Arc,
     task::{Context as TaskContext, Poll, Waker},
@@ -20,6 +19,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     body::Body,
     call::{Claim, Opening},
+    panics::{Panicked, contain, end},
     ready::{Key, Ready, SlotWaker},
 };
 
@@ -226,7 +226,7 @@ impl<Fut: Future> Slot<Fut> {
 
     /// Drops the future, on its own, so that a panic in it does not meet the next tenant.
     fn clear(&mut self) -> bool {
-        catch_unwind(AssertUnwindSafe(|| self.future.as_mut().set(None))).is_err()
+        contain("a service's drop", || self.future.as_mut().set(None)).is_err()
     }
 }
 
@@ -245,7 +245,7 @@ where
         tenant.codec = codec;
         tenant.parked = parked;
         let handler = &self.handler;
-        let polled = catch_unwind(AssertUnwindSafe(|| {
+        let polled = contain("a service", || {
             let context = tenant.claim.take_over(opening, connection);
             match S::decode(codec, body) {
                 Err(error) => Poll::Ready(Err(undecodable(&error))),
@@ -254,11 +254,11 @@ where
                     tenant.poll::<S>(out)
                 }
             }
-        }));
+        });
         match polled {
             Ok(Poll::Pending) => Started::Parked(slot),
             Ok(Poll::Ready(outcome)) => Started::Ended(self.end(slot, outcome, false)),
-            Err(panic) => Started::Ended(self.panicked(slot, mark, out, &*panic)),
+            Err(Panicked) => Started::Ended(self.panicked(slot, mark, out)),
         }
     }
 
@@ -267,9 +267,9 @@ where
         let (id, codec) = (opening.id, opening.codec);
         let mut claim = Claim::default();
         let context = claim.take_over(opening, connection).clone();
-        let prepared = catch_unwind(AssertUnwindSafe(|| {
+        let prepared = contain("a service", || {
             S::decode(codec, body).map(|args| (self.handler)(&context, args)).map_err(|error| undecodable(&error))
-        }));
+        });
         let (status, panicked) = match prepared {
             Ok(Ok(future)) => {
                 let future = Box::pin(Some(future));
@@ -277,7 +277,7 @@ where
                 return Ok(Task { future, context });
             }
             Ok(Err(status)) => (status, false),
-            Err(_) => (panic_status(), true),
+            Err(Panicked) => (panic_status(), true),
         };
         Err(Ended { outcome: Err(status), permit: claim.settle(), panicked })
     }
@@ -289,10 +289,10 @@ where
             return None;
         }
         let parked = tenant.parked;
-        let ended = match catch_unwind(AssertUnwindSafe(|| tenant.poll::<S>(out))) {
+        let ended = match contain("a service", || tenant.poll::<S>(out)) {
             Ok(Poll::Pending) => return Some((parked, Poll::Pending)),
             Ok(Poll::Ready(outcome)) => self.end(slot, outcome, false),
-            Err(panic) => self.panicked(slot, mark, out, &*panic),
+            Err(Panicked) => self.panicked(slot, mark, out),
         };
         Some((parked, Poll::Ready(ended)))
     }
@@ -322,10 +322,9 @@ where
     Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
 {
     #[cold]
-    fn panicked(&mut self, slot: u32, mark: usize, out: &mut Outbox<'_>, panic: &(dyn Any + Send)) -> Ended {
+    fn panicked(&mut self, slot: u32, mark: usize, out: &mut Outbox<'_>) -> Ended {
         out.out.truncate(mark);
         self.slots[slot as usize].clear();
-        log_panic(panic);
         self.end(slot, Err(panic_status()), true)
     }
 }
@@ -366,8 +365,8 @@ where
     let (body, panicked) = match AssertUnwindSafe(run).catch_unwind().await {
         Ok(body) => (body, false),
         Err(panic) => {
-            log_panic(&*panic);
-            let _ = catch_unwind(AssertUnwindSafe(|| tenancy.future.as_mut().set(None)));
+            end("a service", panic);
+            let _ = contain("a service's drop", || tenancy.future.as_mut().set(None));
             (Err(panic_status()), true)
         }
     };
@@ -376,7 +375,7 @@ where
 
 /// A status that a service returns says that it ran, even if it got the status from elsewhere, where
 /// something was never executed.
-fn finished(status: Status) -> Status {
+pub(crate) fn finished(status: Status) -> Status {
     status.with_executed(Executed::Finished)
 }
 
@@ -389,7 +388,7 @@ fn encode<S: Shape>(codec: CodecId, reply: &S::Reply, out: &mut Outbox<'_>) -> O
     check_len(message, out)
 }
 
-fn undecodable(error: &PayloadError) -> Status {
+pub(crate) fn undecodable(error: &PayloadError) -> Status {
     Status::invalid_argument(format!("the arguments cannot be decoded: {error}")).with_executed(Executed::Never)
 }
 
@@ -408,16 +407,11 @@ fn too_long(error: &EncodeError) -> Status {
     Status::resource_exhausted(format!("the response is too large: {error}"))
 }
 
-fn encode_status(error: &PayloadError) -> Status {
+pub(crate) fn encode_status(error: &PayloadError) -> Status {
     Status::internal(format!("the response cannot be encoded: {error}"))
 }
 
 /// What the peer is told of a panic: nothing of its text.
-fn panic_status() -> Status {
+pub(crate) fn panic_status() -> Status {
     Status::internal("the service panicked").with_executed(Executed::Maybe)
-}
-
-fn log_panic(panic: &(dyn Any + Send)) {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    tracing::error!(panic = text.unwrap_or("of unknown type"), "a service panicked");
 }

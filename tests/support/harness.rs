@@ -235,8 +235,8 @@ pub(crate) fn no_call_runs(handle: &ServerHandle) {
 }
 
 fn has_no_call(snapshot: &Snapshot) -> bool {
-    let calls = &snapshot.calls;
-    calls.held == 0 && calls.acquired == calls.released && snapshot.calls_parked == 0
+    let permits = [&snapshot.calls, &snapshot.blocking];
+    permits.iter().all(|of| of.held == 0 && of.acquired == of.released) && snapshot.calls_parked == 0
 }
 
 fn is_idle(snapshot: &Snapshot) -> bool {

@@ -16,6 +16,12 @@ pub trait Library {
     /// Nothing.
     #[rpc(spawn)]
     async fn nothing(&self);
+    /// Blocks.
+    #[rpc(blocking)]
+    fn index(&self, ctx: Context, depth: u8) -> Result<u64, Status>;
+    /// Bytes, and blocks.
+    #[rpc(blocking, name = "scan")]
+    fn scan_pages(&self, body: Bytes) -> Bytes;
 }
 
 /// The books.
@@ -37,6 +43,14 @@ impl Library for Shelf {
     }
 
     async fn nothing(&self) {}
+
+    fn index(&self, ctx: Context, depth: u8) -> Result<u64, Status> {
+        if ctx.is_cancelled() { Err(Status::cancelled("nobody waits")) } else { Ok(u64::from(depth)) }
+    }
+
+    fn scan_pages(&self, body: Bytes) -> Bytes {
+        body
+    }
 }
 
 mod unused {

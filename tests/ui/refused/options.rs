@@ -4,7 +4,7 @@ trait Misspelt {
     async fn search(&self);
     #[rpc]
     async fn bare(&self);
-    #[rpc(blocking(true), name = "a/b")]
+    #[rpc(inline(true), name = "a/b")]
     async fn slashed(&self);
     #[rpc(name = "")]
     async fn empty(&self);
