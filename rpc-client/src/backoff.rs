@@ -23,7 +23,8 @@ impl Backoff {
 
     /// The delay before the first attempt after the loss of a connection that proved good.
     pub(crate) fn after_loss(&mut self) -> Duration {
-        self.failures = 0;
+        // As one failure: the attempts that follow do not fall among the first ones of others.
+        self.failures = 1;
         self.min.mul_f64(fastrand::f64())
     }
 
@@ -52,7 +53,7 @@ mod tests {
             let delay = backoff.next_delay();
             assert!(ceiling / 2 <= delay && delay <= ceiling, "attempt {attempt}: {delay:?}");
         }
-        assert!(backoff.after_loss() <= MIN && backoff.next_delay() <= MIN);
+        assert!(backoff.after_loss() <= MIN && backoff.next_delay() >= MIN);
     }
 
     #[test]
