@@ -17,7 +17,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::{runtime::Handle, time::timeout_at};
 
 use crate::{
-    client::{Client, Response},
+    client::{Client, Patience, Response},
     clock,
     connection::{Connection, Sent},
     error::CallError,
@@ -122,6 +122,7 @@ pub struct Call<A, R, W = InCodec> {
     metadata: Metadata,
     metadata_error: Option<MetadataError>,
     priority: u8,
+    patience: Patience,
     state: State,
     marker: PhantomData<fn() -> (R, W)>,
 }
@@ -170,6 +171,7 @@ enum Need {
 
 impl<A, R, W> Call<A, R, W> {
     pub(crate) fn new(client: Client, method: Method, args: A) -> Self {
+        let patience = Patience::of(client.config().wait_for_ready);
         Self {
             client,
             method,
@@ -179,6 +181,7 @@ impl<A, R, W> Call<A, R, W> {
             metadata: Metadata::new(),
             metadata_error: None,
             priority: 0,
+            patience,
             state: State::New,
             marker: PhantomData,
         }
@@ -209,6 +212,18 @@ impl<A, R, W> Call<A, R, W> {
     /// The class of the call; 0 is the normal one.
     pub fn priority(mut self, class: u8) -> Self {
         self.priority = class;
+        self
+    }
+
+    /// Whether the call waits for a server that cannot be reached. If not, it *fails fast*: with the
+    /// attempt to connect that it waits for, or with the last one while the next is not due. If so, it
+    /// waits through failed attempts and the delays between them until its deadline; without one, for
+    /// as long as it takes. It is sent when a server has said HELLO, and not before. Once it is out it
+    /// fails as any other if its connection is lost: it may have been executed.
+    ///
+    /// Default: as the client has it, which is to fail fast unless its builder says otherwise.
+    pub fn wait_for_ready(mut self, wait: bool) -> Self {
+        self.patience = Patience::of(wait);
         self
     }
 
@@ -313,6 +328,11 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         let Some(timeout_us) = deadline.to_wire(now) else {
             return Err(CallError::DeadlineExceeded { peer: Arc::clone(&connection.peer), executed: Executed::Never });
         };
+        // Who waits for a server does not take a connection for one: it may be turned away yet.
+        if self.patience == Patience::WaitForReady && connection.may_yet_greet() {
+            self.prepare(Need::Greeting, Some(connection), deadline);
+            return Ok(false);
+        }
         let codec = W::codec(self.client.config().codec);
         let head = RequestHead {
             method: self.method.id,
@@ -358,6 +378,16 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         deadline: Deadline,
         waited: Option<Need>,
     ) -> Result<(), CallError> {
+        let made_for_this = waited.is_some_and(|need| need != Need::Room);
+        if self.patience == Patience::WaitForReady {
+            if made_for_this {
+                self.client.forget_unwilling(gone);
+            } else {
+                self.client.forget(gone);
+            }
+            self.prepare(Need::Connection, None, deadline);
+            return Ok(());
+        }
         self.client.forget(gone);
         // Turned away by a server that never served, or on the very connection that was made for this
         // call: to go on would be a loop.
@@ -371,7 +401,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
     }
 
     fn prepare(&mut self, need: Need, connection: Option<Arc<Connection>>, deadline: Deadline) {
-        let client = self.client.clone();
+        let (client, patience) = (self.client.clone(), self.patience);
         let preparing = async move {
             let prepare = async {
                 match (need, connection) {
@@ -383,7 +413,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                         connection.wait_for_greeting().await;
                         Ok(connection)
                     }
-                    _ => client.connected().await,
+                    _ => client.connected(patience).await,
                 }
             };
             let prepared = match deadline.instant() {

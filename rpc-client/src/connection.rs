@@ -6,7 +6,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use crate::{
     error::{CallError, LostCause},
+    gauges::Load,
     slots::{NOT_QUEUED, Slots},
 };
 
@@ -32,6 +33,9 @@ pub(crate) struct Connection {
     /// What the server takes: longest frame in the upper half, longest message in the lower. Beside
     /// the lock because a call is encoded outside of it.
     bounds: AtomicU64,
+    /// Bytes of frames that the task holds and has not written, or that have not come completely.
+    pub(crate) unwritten: AtomicUsize,
+    pub(crate) partial: AtomicUsize,
     /// Woken when there may be room for one more call.
     pub(crate) room: Notify,
     /// Woken when the server has said what it takes.
@@ -53,6 +57,7 @@ pub(crate) struct State {
     pub(crate) greeted: bool,
     /// Callers that wait for room; newcomers queue up behind them.
     waiting_for_room: usize,
+    waiting_for_greeting: usize,
     pub(crate) task: Option<Waker>,
     /// The task will look at `out` anyway.
     pub(crate) task_is_awake: bool,
@@ -80,24 +85,28 @@ pub(crate) enum Sent {
 }
 
 impl Connection {
-    pub(crate) fn new(peer: Arc<str>) -> Arc<Self> {
+    /// A connection on which `ids_used` ids count as used.
+    pub(crate) fn new(peer: Arc<str>, ids_used: u64) -> Arc<Self> {
         let hello = Hello::default();
         let connection = Self {
             peer,
             state: Mutex::new(State {
-                slots: Slots::default(),
+                slots: Slots::with_ids_used(ids_used),
                 out: Vec::new(),
                 uploads: VecDeque::new(),
                 queued: 0,
                 max_calls: hello.advised_calls as usize,
                 greeted: false,
                 waiting_for_room: 0,
+                waiting_for_greeting: 0,
                 task: None,
                 task_is_awake: false,
                 closing: false,
                 ended: None,
             }),
             bounds: AtomicU64::new(0),
+            unwritten: AtomicUsize::new(0),
+            partial: AtomicUsize::new(0),
             room: Notify::new(),
             greeting: Notify::new(),
         };
@@ -215,7 +224,7 @@ impl Connection {
     ///
     /// A wake-up that a dropped future has got goes to the next one.
     pub(crate) async fn wait_for_room(&self) {
-        let _waiting = WaitingForRoom::new(self);
+        let _waiting = Waiting::new(self, |state| &mut state.waiting_for_room);
         let mut notified = pin!(self.room.notified());
         loop {
             notified.as_mut().enable();
@@ -237,6 +246,7 @@ impl Connection {
 
     /// Waits until the server has said what it takes, or no more calls are taken.
     pub(crate) async fn wait_for_greeting(&self) {
+        let _waiting = Waiting::new(self, |state| &mut state.waiting_for_greeting);
         let mut greeted = pin!(self.greeting.notified());
         greeted.as_mut().enable();
         {
@@ -270,9 +280,16 @@ impl Connection {
         state.ended.is_some() && !state.greeted
     }
 
-    /// Calls that are out or whose answers were not fetched.
-    pub(crate) fn calls(&self) -> usize {
-        self.lock().slots.used()
+    /// What it has in use.
+    pub(crate) fn load(&self) -> Load {
+        let state = self.lock();
+        let parts = state.uploads.iter().map(|upload| upload.remainder.len());
+        Load {
+            calls: state.slots.used(),
+            waiting: state.waiting_for_room + state.waiting_for_greeting,
+            outbound: state.out.len() + parts.sum::<usize>() + self.unwritten.load(Ordering::Relaxed),
+            inbound: state.slots.unfetched_len() + self.partial.load(Ordering::Relaxed),
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -308,6 +325,8 @@ impl Connection {
             state.out = Vec::new();
             state.uploads.clear();
             state.task = None;
+            self.unwritten.store(0, Ordering::Relaxed);
+            self.partial.store(0, Ordering::Relaxed);
         }
         self.notify_all();
         wakers.into_iter().for_each(Waker::wake);
@@ -357,20 +376,22 @@ impl State {
     }
 }
 
-/// Counts as one that waits for room until it is dropped.
-struct WaitingForRoom<'a>(&'a Connection);
+/// Counts as one that waits until it is dropped.
+struct Waiting<'a> {
+    connection: &'a Connection,
+    count: fn(&mut State) -> &mut usize,
+}
 
-impl<'a> WaitingForRoom<'a> {
-    fn new(connection: &'a Connection) -> Self {
-        connection.lock().waiting_for_room += 1;
-        Self(connection)
+impl<'a> Waiting<'a> {
+    fn new(connection: &'a Connection, count: fn(&mut State) -> &mut usize) -> Self {
+        *count(&mut connection.lock()) += 1;
+        Self { connection, count }
     }
 }
 
-impl Drop for WaitingForRoom<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.waiting_for_room -= 1;
+        *(self.count)(&mut self.connection.lock()) -= 1;
     }
 }
 

@@ -4,15 +4,18 @@ use std::{
     future::poll_fn,
     io, mem,
     pin::{Pin, pin},
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{
-    Decoded, Frame, FrameDecoder, GoAwayReason, HeadError, Hello, Kind, ResponseFrame, encode_cancel, encode_go_away,
-    encode_pong,
+    Decoded, Frame, FrameDecoder, GoAwayReason, HeadError, Hello, Kind, MIN_PART_LEN, ResponseFrame, encode_cancel,
+    encode_go_away, encode_ping, encode_pong,
 };
 use rpc_core::{CallId, Executed, StatusCode};
 use tokio::{
@@ -22,13 +25,15 @@ use tokio::{
 };
 
 use crate::{
-    client::Counters,
     clock,
     config::Config,
     connection::{Connection, MAX_QUEUED_LEN, State},
     error::{CallError, LostCause},
+    gauges::Gauges,
+    noise::Noise,
     scratch,
     slots::Found,
+    vigil::{Seen, Unfinished, Vigil},
 };
 
 /// The task of a connection: it reads and writes, and ends what waits when it ends itself, even when
@@ -36,7 +41,7 @@ use crate::{
 pub(crate) struct Driver<T> {
     io: T,
     connection: Arc<Connection>,
-    counters: Arc<Counters>,
+    gauges: Arc<Gauges>,
     decoder: FrameDecoder,
     max_message: u32,
     /// Bytes being written; what stands before `sent` has left.
@@ -48,9 +53,14 @@ pub(crate) struct Driver<T> {
     wakers: Vec<Waker>,
     timer: Option<Pin<Box<Sleep>>>,
     armed: Option<Instant>,
+    /// The timer wakes the task that is polled now.
+    timer_knows_us: bool,
+    vigil: Vigil,
+    noise: Noise,
     phase: Phase,
     /// The server answered a call, so connecting to it was worth it.
     proved_good: bool,
+    over: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -65,13 +75,13 @@ enum Phase {
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
-    pub(crate) fn new(io: T, connection: Arc<Connection>, counters: Arc<Counters>, config: &Config) -> Self {
+    pub(crate) fn new(io: T, connection: Arc<Connection>, gauges: Arc<Gauges>, config: &Config) -> Self {
         let mut writing = Vec::new();
         config.hello().encode(&mut writing);
         Self {
             io,
             connection,
-            counters,
+            gauges,
             decoder: FrameDecoder::new(config.max_frame),
             max_message: config.max_message,
             // The HELLO is not a queued frame; `written` starts below zero by its length.
@@ -82,8 +92,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             wakers: Vec::new(),
             timer: None,
             armed: None,
+            timer_knows_us: false,
+            vigil: Vigil::new(config, clock::now()),
+            noise: Noise::new(),
             phase: Phase::Open,
             proved_good: false,
+            over: false,
         }
     }
 
@@ -91,20 +105,24 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     pub(crate) async fn run(mut self) -> Option<LostCause> {
         let cause = poll_fn(|cx| self.poll(cx)).await;
         tracing::debug!(peer = %self.connection.peer, %cause, "connection ended");
-        self.connection.end(&cause, self.left());
-        if let LostCause::Protocol(message) = &cause {
-            self.tell_why(message);
+        self.finish(&cause);
+        if let Some(reason) = told(&cause) {
+            self.tell_why(reason, &cause);
         }
         (!self.proved_good).then_some(cause)
     }
 
-    /// Tells the server how it broke the protocol, if that can be written without waiting.
-    fn tell_why(&mut self, message: &str) {
+    /// Tells the server what it did or failed to do, if that can be written without waiting.
+    fn tell_why(&mut self, reason: GoAwayReason, cause: &LostCause) {
         if self.sent < self.writing.len() {
             return;
         }
         let mut farewell = Vec::new();
-        encode_go_away(&mut farewell, CallId::CONNECTION, GoAwayReason::ProtocolError, message);
+        let why = match cause {
+            LostCause::Protocol(message) => message.to_string(),
+            cause => cause.to_string(),
+        };
+        encode_go_away(&mut farewell, CallId::CONNECTION, reason, &why);
         let (io, mut cx) = (&mut self.io, Context::from_waker(Waker::noop()));
         let _ = poll_io(&mut cx, |cx| Pin::new(&mut *io).poll_write(cx, &farewell));
         let _ = poll_io(&mut cx, |cx| Pin::new(&mut *io).poll_shutdown(cx));
@@ -146,9 +164,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 Answers::None => {
                     let due = match self.phase {
                         Phase::Lingering { until } => Some(until),
-                        _ => expiry,
+                        _ => earlier(expiry, self.rest(blocked)),
                     };
-                    return Ok(if self.poll_timer(cx, due) { Turn::Again } else { Turn::Wait });
+                    if !self.poll_timer(cx, due) {
+                        return Ok(Turn::Wait);
+                    }
+                    self.look()?;
+                    return Ok(Turn::Again);
                 }
                 // A lone answer's caller finds us asleep and is not kept waiting.
                 Answers::One if !blocked => {}
@@ -165,6 +187,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         let mut state = connection.lock();
         if !state.task.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
             state.task = Some(cx.waker().clone());
+            self.timer_knows_us = false;
         }
         state.task_is_awake = false;
         if state.slots.next_expiry().is_some() {
@@ -207,9 +230,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         while self.sent < self.writing.len() {
             let (io, writing) = (&mut self.io, &self.writing[self.sent..]);
             match poll_io(cx, |cx| Pin::new(&mut *io).poll_write(cx, writing)) {
-                Poll::Pending => return Ok(true),
+                Poll::Pending => {
+                    note_len(&self.connection.unwritten, self.writing.len() - self.sent);
+                    return Ok(true);
+                }
                 Poll::Ready(Ok(0)) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
-                Poll::Ready(Ok(n)) => self.sent += n,
+                Poll::Ready(Ok(n)) => {
+                    self.sent += n;
+                    self.vigil.wrote();
+                }
                 Poll::Ready(Err(error)) => return Err(error.into()),
             }
         }
@@ -220,6 +249,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             if self.writing.capacity() > MAX_KEPT_LEN {
                 self.writing = Vec::new();
             }
+            note_len(&self.connection.unwritten, 0);
         }
         let io = &mut self.io;
         match poll_io(cx, |cx| Pin::new(&mut *io).poll_flush(cx)) {
@@ -253,6 +283,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             if bytes.is_empty() {
                 return Err(LostCause::ServerClosed);
             }
+            self.vigil.heard(clock::now);
             if self.partial.is_empty() {
                 let (taken, answers) = self.deliver(bytes)?;
                 self.partial.extend_from_slice(&bytes[taken..]);
@@ -265,6 +296,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             self.partial = if bytes.is_empty() { BytesMut::new() } else { bytes };
             Ok(Some(answers))
         })?;
+        note_len(&self.connection.partial, self.partial.len());
         match read {
             None => Ok(Answers::None),
             Some(1) => Ok(Answers::One),
@@ -286,6 +318,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             let Some((hello, len)) = Hello::decode(bytes)? else { return Ok((0, 0)) };
             taken = len;
             connection.greeted(&mut state, &hello);
+            self.vigil.greeted();
         }
         let delivered = loop {
             match self.decoder.decode(&bytes[taken..]) {
@@ -306,7 +339,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         if self.wakers.len() < MANY {
             self.wakers.drain(..).for_each(Waker::wake);
         }
-        delivered.map(|()| (taken, answers))
+        if taken > 0 {
+            self.vigil.frame_ended();
+        }
+        delivered?;
+        self.noise.charge(clock::now)?;
+        Ok((taken, answers))
     }
 
     /// Handles one frame; whether it was an answer.
@@ -315,6 +353,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             Frame::Response(response) => self.answer(state, response),
             Frame::Malformed { id, error } => self.malformed(state, *id, error.clone()),
             Frame::Ping(opaque) => {
+                self.noise.frame();
                 // A server that asks without end and never reads is not owed a buffer of answers.
                 if state.out.len() < MAX_QUEUED_LEN {
                     state.append(|out| encode_pong(out, *opaque));
@@ -322,27 +361,24 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 Ok(false)
             }
             Frame::GoAway(go_away) => {
+                self.noise.farewell();
                 self.going_away(state, go_away.last, go_away.reason, go_away.message);
                 // In place of a HELLO it means that we are not wanted, now and for a while.
                 if state.greeted { Ok(false) } else { Err(LostCause::GoneAway(go_away.message.into())) }
             }
             Frame::Cont { id, more, part } => self.part(state, *id, part, *more),
-            Frame::Pong(_) | Frame::Ignored { .. } => Ok(false),
+            Frame::Pong(_) | Frame::Ignored { .. } => {
+                self.noise.frame();
+                Ok(false)
+            }
             _ => Err(LostCause::Protocol("it sent a frame that only a client sends".into())),
         }
     }
 
     fn answer(&mut self, state: &mut State, response: &ResponseFrame<'_>) -> Result<bool, LostCause> {
         let id = response.id;
-        match state.slots.find(id) {
-            Found::Waiting => {}
-            Found::Late => {
-                self.counters.late_answers.fetch_add(1, Ordering::Relaxed);
-                return Ok(false);
-            }
-            Found::NeverIssued => {
-                return Err(LostCause::Protocol(format!("it answered call {id}, which never was").into()));
-            }
+        if !self.is_waited_for(state, id)? {
+            return Ok(false);
         }
         self.proved_good = true;
         if state.slots.has_parts_to_come(id) {
@@ -388,8 +424,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     fn part(&mut self, state: &mut State, id: CallId, part: &[u8], more: bool) -> Result<bool, LostCause> {
         match state.slots.find(id) {
             Found::Waiting => {}
-            // Its caller has gone, or has failed by an earlier part.
-            Found::Late => return Ok(false),
+            // Its caller has gone, or has failed by an earlier part. Long parts pay with their length.
+            Found::Late => {
+                if part.len() < MIN_PART_LEN {
+                    self.noise.frame();
+                }
+                return Ok(false);
+            }
             Found::NeverIssued => {
                 return Err(LostCause::Protocol(format!("it sent a part for call {id}, which never was").into()));
             }
@@ -406,11 +447,27 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     }
 
     fn malformed(&mut self, state: &mut State, id: CallId, source: HeadError) -> Result<bool, LostCause> {
-        if state.slots.find(id) == Found::Waiting {
-            let error = CallError::MalformedResponse { peer: Arc::clone(&self.connection.peer), source };
-            self.wakers.extend(state.slots.fail(id, error));
+        if !self.is_waited_for(state, id)? {
+            return Ok(false);
         }
+        let error = CallError::MalformedResponse { peer: Arc::clone(&self.connection.peer), source };
+        self.wakers.extend(state.slots.fail(id, error));
         Ok(true)
+    }
+
+    /// Whether somebody waits for an answer with this id. If not, it is counted.
+    fn is_waited_for(&mut self, state: &mut State, id: CallId) -> Result<bool, LostCause> {
+        match state.slots.find(id) {
+            Found::Waiting => Ok(true),
+            Found::Late => {
+                self.gauges.late_answers.fetch_add(1, Ordering::Relaxed);
+                if !state.slots.late() {
+                    self.noise.frame();
+                }
+                Ok(false)
+            }
+            Found::NeverIssued => Err(LostCause::Protocol(format!("it answered call {id}, which never was").into())),
+        }
     }
 
     /// The server accepts nothing above `last`: those calls fail, the others are waited for.
@@ -425,17 +482,40 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         self.connection.notify_all();
     }
 
+    /// There is nothing to do. When to look at the latest whether that has gone on for too long.
+    fn rest(&mut self, blocked: bool) -> Option<Instant> {
+        let write = blocked || self.phase == Phase::Leaving;
+        self.vigil.rest(Unfinished { frame: !self.partial.is_empty(), write }, clock::now)
+    }
+
+    /// Looks whether anything has taken too long, and asks a silent server for a sign of life.
+    fn look(&mut self) -> Result<(), LostCause> {
+        if matches!(self.phase, Phase::Lingering { .. }) {
+            return Ok(());
+        }
+        // Behind our farewell nothing is sent; what remains to be written has its own time.
+        if self.vigil.look(clock::now())? == Seen::Silence && self.phase == Phase::Open {
+            self.connection.lock().append(|out| encode_ping(out, PING));
+        }
+        Ok(())
+    }
+
+    /// Whether the timer has fired. It is armed for `due` unless it fires before that anyway.
     fn poll_timer(&mut self, cx: &mut Context<'_>, due: Option<Instant>) -> bool {
         let Some(due) = due else { return false };
         if self.armed.is_none_or(|armed| due < armed) {
             self.armed = Some(due);
+            self.timer_knows_us = false;
             match &mut self.timer {
                 Some(timer) => timer.as_mut().reset(due.into()),
                 None => self.timer = Some(Box::pin(sleep_until(due.into()))),
             }
         }
         let Some(timer) = &mut self.timer else { return false };
-        let fired = poll_io(cx, |cx| timer.as_mut().poll(cx)).is_ready();
+        // To poll it costs more than to look, and is needed only to be woken.
+        let fired =
+            if self.timer_knows_us { timer.is_elapsed() } else { poll_io(cx, |cx| timer.as_mut().poll(cx)).is_ready() };
+        self.timer_knows_us = true;
         if fired {
             self.armed = None;
         }
@@ -444,6 +524,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
 }
 
 impl<T> Driver<T> {
+    /// The connection has ended: what waits ends with it.
+    fn finish(&mut self, cause: &LostCause) {
+        if mem::replace(&mut self.over, true) {
+            return;
+        }
+        self.connection.end(cause, self.left());
+        if self.phase == Phase::Open {
+            self.gauges.lost(cause);
+        }
+    }
+
     /// Bytes of queued frames that have left.
     fn left(&self) -> u64 {
         let left = self.written.wrapping_add(self.sent as u64);
@@ -456,8 +547,8 @@ impl<T> Drop for Driver<T> {
     fn drop(&mut self) {
         // Callers whose answers were delivered in the last turn are still to be woken.
         self.wakers.drain(..).for_each(Waker::wake);
-        // After a regular end nothing waits any more, and this does nothing.
-        self.connection.end(&LostCause::RuntimeEnded, self.left());
+        // After a regular end this does nothing.
+        self.finish(&LostCause::RuntimeEnded);
     }
 }
 
@@ -474,12 +565,35 @@ enum Answers {
     Several,
 }
 
+/// The reason that a server is told for a loss that is its own doing.
+fn told(cause: &LostCause) -> Option<GoAwayReason> {
+    match cause {
+        LostCause::Protocol(_) | LostCause::Flooded { .. } => Some(GoAwayReason::ProtocolError),
+        LostCause::HandshakeTimeout { .. } => Some(GoAwayReason::HandshakeTimeout),
+        LostCause::KeepaliveTimeout { .. } | LostCause::FrameTimeout { .. } => Some(GoAwayReason::Timeout),
+        _ => None,
+    }
+}
+
+fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
+}
+
+/// Notes a length that others may read; it is written only when it has changed.
+fn note_len(noted: &AtomicUsize, len: usize) {
+    if noted.load(Ordering::Relaxed) != len {
+        noted.store(len, Ordering::Relaxed);
+    }
+}
+
 /// Polls a transport outside of tokio's cooperative budget: the loop's own turns bound it, and a
 /// used-up budget would look like a peer that takes or sends nothing.
 fn poll_io<R>(cx: &mut Context<'_>, poll: impl FnMut(&mut Context<'_>) -> Poll<R>) -> Poll<R> {
     pin!(coop::unconstrained(poll_fn(poll))).poll(cx)
 }
 
+/// What a PING carries. Any sign of life answers it, so it need not be told from others.
+const PING: [u8; 8] = *b"sluicegt";
 /// A longer write buffer is not kept.
 const MAX_KEPT_LEN: usize = 256 * 1024;
 /// Where in a frame its kind stands.

@@ -172,6 +172,33 @@ pub enum LostCause {
     GoneAway(Arc<str>),
     /// The server broke the protocol.
     Protocol(Arc<str>),
+    /// Nothing came for so long, not even the answer to a PING: the server or the way to it is gone.
+    KeepaliveTimeout {
+        /// How long nothing had come.
+        silent: Duration,
+    },
+    /// The server did not say HELLO in time.
+    HandshakeTimeout {
+        /// The time it had.
+        after: Duration,
+    },
+    /// The server began a frame and did not end it in time.
+    FrameTimeout {
+        /// The time it had.
+        after: Duration,
+    },
+    /// The server took nothing of what was to be written to it.
+    WriteTimeout {
+        /// The time it had.
+        after: Duration,
+    },
+    /// The server sent more frames that end no call than any server has reason to.
+    Flooded {
+        /// How many a second are taken.
+        per_second: u32,
+        /// How many are taken at once.
+        burst: u32,
+    },
     /// The runtime that drove the connection ended.
     RuntimeEnded,
 }
@@ -183,6 +210,18 @@ impl fmt::Display for LostCause {
             Self::ServerClosed => f.write_str("the server closed the connection"),
             Self::GoneAway(message) => write!(f, "the server ended the connection: {message}"),
             Self::Protocol(message) => write!(f, "the server broke the protocol: {message}"),
+            Self::KeepaliveTimeout { silent } => {
+                write!(f, "nothing came for {silent:?}, not even the answer to a ping")
+            }
+            Self::HandshakeTimeout { after } => write!(f, "the server said no HELLO within {after:?}"),
+            Self::FrameTimeout { after } => write!(f, "the server did not end a frame within {after:?}"),
+            Self::WriteTimeout { after } => write!(f, "the server took nothing for {after:?}"),
+            Self::Flooded { per_second, burst } => {
+                write!(
+                    f,
+                    "the server sent more than {per_second} frames a second, or {burst} at once, that end no call"
+                )
+            }
             Self::RuntimeEnded => f.write_str("the runtime of the connection ended"),
         }
     }

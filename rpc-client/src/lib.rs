@@ -12,9 +12,13 @@ mod config;
 mod connection;
 mod driver;
 mod error;
+mod gauges;
+mod noise;
 mod scratch;
 mod slots;
+mod vigil;
 
 pub use call::{Call, InCodec, Method, Untouched, WireForm};
-pub use client::{Client, ClientBuilder, ClientSnapshot, Response, ServiceClient};
+pub use client::{Client, ClientBuilder, Response, ServiceClient};
 pub use error::{CallError, LostCause};
+pub use gauges::ClientSnapshot;

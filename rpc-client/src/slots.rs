@@ -17,6 +17,10 @@ pub(crate) struct Slots {
     free: Vec<u16>,
     used: usize,
     sequence: u64,
+    /// Calls that were given up while they waited. Each may still be answered once.
+    given_up: u64,
+    /// Answers that nobody waited for.
+    late: u64,
     /// No call expires before this; it may be early.
     next_expiry: Option<Instant>,
 }
@@ -64,6 +68,11 @@ pub(crate) enum Found {
 }
 
 impl Slots {
+    /// Slots of a connection on which so many ids count as used.
+    pub(crate) fn with_ids_used(sequence: u64) -> Self {
+        Self { sequence, ..Self::default() }
+    }
+
     /// How many calls wait or have answers that were not fetched.
     pub(crate) fn used(&self) -> usize {
         self.used
@@ -115,6 +124,23 @@ impl Slots {
             Some(_) if id.sequence() >= 1 && id.sequence() <= self.sequence => Found::Late,
             _ => Found::NeverIssued,
         }
+    }
+
+    /// Notes an answer that nobody waits for. `true` if it may be the answer of a call that was given
+    /// up, `false` if there have been more of them than of those.
+    pub(crate) fn late(&mut self) -> bool {
+        self.late += 1;
+        self.late <= self.given_up
+    }
+
+    /// Bytes of answers that were not fetched, or have not come completely.
+    pub(crate) fn unfetched_len(&self) -> usize {
+        let len = |slot: &Slot| match (&slot.state, &slot.download) {
+            (SlotState::Done(Ok(_)), _) => slot.body.len(),
+            (_, Some(download)) => download.assembly.received().len(),
+            _ => 0,
+        };
+        self.slots.iter().map(len).sum()
     }
 
     /// Ends a waiting call with a reply.
@@ -176,7 +202,7 @@ impl Slots {
         self.next_expiry
     }
 
-    /// The waiting calls whose deadline has passed at `now`.
+    /// The waiting calls whose deadline has passed at `now`. The caller fails them.
     pub(crate) fn expired(&mut self, now: Instant) -> Vec<CallId> {
         if self.next_expiry.is_none_or(|next| next > now) {
             return Vec::new();
@@ -186,6 +212,7 @@ impl Slots {
             .filter_map(|slot| Some((slot.deadline.instant()?, slot.id)))
             .partition(|&(expiry, _)| expiry <= now);
         self.next_expiry = later.into_iter().map(|(expiry, _)| expiry).min();
+        self.given_up += expired.len() as u64;
         expired.into_iter().map(|(_, id)| id).collect()
     }
 
@@ -217,6 +244,7 @@ impl Slots {
     /// Frees the slot of a call whose caller has gone. `true` if it still waited.
     pub(crate) fn abandon(&mut self, id: CallId) -> bool {
         let waited = self.find(id) == Found::Waiting;
+        self.given_up += u64::from(waited);
         self.release(id);
         waited
     }
@@ -306,6 +334,21 @@ mod tests {
         assert_eq!(slots.find(id), Found::Late, "an answer that comes twice");
         assert!(matches!(slots.take(id, Waker::noop(), &mut body), Some(Ok(_))));
         assert_eq!((body.as_slice(), slots.used()), (&b"book"[..], 0));
+    }
+
+    #[test]
+    fn as_many_answers_may_be_late_as_calls_were_given_up() {
+        let mut slots = Slots::default();
+        let now = Instant::now();
+        let abandoned = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
+        slots.insert(Deadline::at(now), 0, Waker::noop()).unwrap();
+        let answered = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
+        slots.reply(answered, Metadata::new(), b"an answer");
+        assert_eq!(slots.unfetched_len(), 9);
+        assert!(!slots.abandon(answered), "it has its answer");
+        assert_eq!(slots.unfetched_len(), 0);
+        assert!(slots.abandon(abandoned) && slots.expired(now).len() == 1);
+        assert!(slots.late() && slots.late() && !slots.late());
     }
 
     #[test]
