@@ -81,11 +81,15 @@ impl Server {
     /// Dropping the future closes the listener. Connections go on until the runtime ends.
     pub async fn serve_with<L: Listener>(&self, mut listener: L) -> Drained {
         let core = &self.core;
-        let accepting = accept_all(&mut listener, &core.gauges.accept_errors, |transport, peer| {
+        let mut serve = |transport, peer| {
             let serving = Arc::clone(core);
             core.tracker.spawn(async move { serving.serve(transport, peer).await });
-        });
-        core.leaving.run_until_cancelled(accepting).await;
+        };
+        let errors = &core.gauges.accept_errors;
+        core.leaving.run_until_cancelled(accept_all(&mut listener, errors, &mut serve)).await;
+        // Who connected a moment ago may have sent calls. Accepted, it is told that none was executed;
+        // reset together with the listener, it could not know.
+        let _ = timeout(BACKLOG_TIME, accept_all(&mut listener, errors, &mut serve)).await;
         // Closed before anything is waited for: whoever connects from now on shall go elsewhere.
         drop(listener);
         core.drain().await
@@ -406,9 +410,10 @@ impl ServerCore {
 
     fn enter_phase(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
-        for connection in &self.connections {
-            connection.value().wake_connection();
-        }
+        let mut connections: Vec<_> = self.connections.iter().map(|entry| (*entry.key(), Arc::clone(&entry))).collect();
+        // In an order that does not depend on a hash, so that a simulation repeats itself.
+        connections.sort_unstable_by_key(|(id, _)| *id);
+        connections.iter().for_each(|(_, ready)| ready.wake_connection());
     }
 
     fn begin_drain(&self) {
@@ -457,6 +462,8 @@ impl Drop for Registered<'_> {
     }
 }
 
+/// How long a server that is leaving goes on accepting, so that what waits in its listener is told so.
+const BACKLOG_TIME: Duration = Duration::from_millis(5);
 /// How long connections get to say goodbye when the grace period is over.
 const STOP_TIME: Duration = Duration::from_secs(3);
 /// Peers that are being told that there are too many of them.
