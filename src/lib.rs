@@ -53,7 +53,8 @@
 //!
 //! # Features
 //!
-//! `server`, `client` and `macros` are on by default. `json` adds JSON to the codecs.
+//! `server`, `client` and `macros` are on by default. `json` adds JSON to the codecs, `testing` the module
+//! [`testing`](https://docs.rs/sluicegate/latest/sluicegate/testing): a server and its clients in memory.
 #![forbid(unsafe_code)]
 
 pub use ::bytes::Bytes;
@@ -68,6 +69,9 @@ pub use rpc_core::{
 pub use rpc_macros::service;
 #[cfg(feature = "server")]
 pub use rpc_server::{self as server, Server};
+
+#[cfg(feature = "testing")]
+pub mod testing;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -63,9 +63,10 @@ impl Snapshot {
     /// Whether nobody is connected and nothing is left of anybody: no call is in flight or parked, no
     /// permit held, no byte buffered. The counters of what has happened do not matter.
     pub fn is_idle(&self) -> bool {
-        let Self { calls, calls_parked, connections, handshakes, buffered_bytes, body_bytes, inbound_bytes, .. } = self;
-        let held = [calls.held, *calls_parked, *connections, *handshakes, *buffered_bytes, *body_bytes, *inbound_bytes];
-        held.iter().all(|&n| n == 0)
+        let calls = [self.calls.held, self.blocking.held, self.calls_parked];
+        let connections = [self.connections, self.handshakes];
+        let bytes = [self.buffered_bytes, self.body_bytes, self.inbound_bytes];
+        calls.iter().chain(&connections).chain(&bytes).all(|&n| n == 0)
     }
 }
 

@@ -210,13 +210,7 @@ impl Network {
 ///
 /// In virtual time: it takes as long as a connection may take to close, and no real time.
 pub(crate) async fn assert_idle(handle: &ServerHandle) {
-    for _ in 0..2_500 {
-        if is_idle(&handle.snapshot()) {
-            return;
-        }
-        sleep(Duration::from_millis(1)).await;
-    }
-    panic!("the server is not idle: {:#?}", handle.snapshot());
+    sluicegate::testing::assert_idle(handle).await;
 }
 
 /// As [`assert_idle`], in real time: for tests over sockets.

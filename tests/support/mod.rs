@@ -2,14 +2,13 @@
 //! in memory, a peer that speaks raw frames, and the check that nothing is left.
 #![allow(dead_code, unused_imports, reason = "every test uses a part of it")]
 
-pub(crate) mod client;
 pub(crate) mod harness;
 pub(crate) mod probe;
 pub(crate) mod raw;
 pub(crate) mod shims;
 pub(crate) mod sockets;
 
-pub(crate) use client::until_client_idle;
 pub(crate) use harness::{Harness, assert_idle, assert_idle_soon, no_call_runs, within};
 pub(crate) use probe::{Probe, method};
 pub(crate) use raw::{Got, RawClient, RawServer, Req};
+pub(crate) use sluicegate::testing::assert_client_idle as until_client_idle;
