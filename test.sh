@@ -2,7 +2,7 @@
 # Builds and tests everything; fails on any warning. Installs the tools it needs into target/tools.
 #
 #   ./test.sh          all of it
-#   ./test.sh quick    formatting, lints and tests, without the model checker and the policy
+#   ./test.sh quick    formatting, lints and tests, without the model checker, the policy and fuzzing
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -41,6 +41,9 @@ if [ "$quick" != quick ]; then
         cargo install cargo-deny --version '^0.20' --locked --quiet --root "$tools"
     fi
     cargo deny --all-features check bans licenses sources
+
+    step "fuzzing, five seconds for each target"
+    fuzz/run.sh --seconds 5
 fi
 
 step "all passed"
