@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rpc_codec::CodecId;
 use sluicegate::{CallError, Executed, StatusCode, client::Method};
-use support::{Got, Harness, Req, method, no_call_runs};
+use support::{Got, Harness, Req, method, no_call_runs, shims::Manner};
 use tokio::{io::AsyncReadExt, time::sleep};
 
 const MS: Duration = Duration::from_millis(1);
@@ -374,7 +374,7 @@ async fn a_hold_dropped_before_the_answer_keeps_nothing() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_longer_than_the_client_takes_names_both_sizes() {
     let harness = Harness::new();
-    let client = harness.client_builder().max_frame(64 * 1024).build();
+    let client = harness.client_builder().max_message(64 * 1024).build();
     for method in [method::LARGE, method::LARGE_SPAWNED] {
         let error = client.call::<_, String>(method, (100_000_u32,)).await.unwrap_err();
         let status = error.status().unwrap();
@@ -457,7 +457,7 @@ async fn echo(client: &sluicegate::Client) -> Result<String, CallError> {
 async fn a_transport_that_buffers_gives_the_permit_back_only_when_it_has_flushed() {
     let harness = Harness::new();
     let (ours, theirs) = tokio::io::duplex(1024);
-    let server = harness.server.clone();
+    let (server, theirs) = (harness.server.clone(), Manner::of_this_run().wrap(theirs));
     tokio::spawn(async move { server.serve_connection(tokio::io::BufStream::new(theirs), None).await });
     let mut peer = support::RawClient::new(ours);
     peer.shake_hands().await;

@@ -6,9 +6,7 @@ use rpc_codec::CodecId;
 use sluicegate::{CallError, Executed, StatusCode, client::Method};
 use support::{Got, Harness, Req, method, no_call_runs, raw::frame};
 
-const MORE: u8 = 1;
 const REQUEST: u8 = 2;
-const CONT: u8 = 4;
 
 /// Sends a request that is refused, then a good one behind it.
 async fn refused(harness: &Harness, bytes: &[u8], code: StatusCode, reason: &str, figures: &[(&str, &str)]) {
@@ -74,22 +72,6 @@ async fn a_body_longer_than_a_message_may_be_is_refused_with_both_lengths() {
     let len = request.body.len().to_string();
     let figures = [("max_len", "1000"), ("len", &*len)];
     refused(&harness, &request.bytes(), StatusCode::ResourceExhausted, "MESSAGE_TOO_LARGE", &figures).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_body_in_parts_is_refused_with_its_first_and_the_others_are_discarded() {
-    let good = Req::new(1, method::ECHO, ("x".repeat(5_000),)).bytes();
-    let (head_len, whole) = (usize::from(good[6]) << 8 | usize::from(good[7]), &good[16..]);
-    let (head, body) = whole.split_at(head_len);
-    let bytes = [
-        frame(REQUEST, MORE, 1, head, &body[..100]),
-        frame(CONT, MORE, 1, &[], &body[100..4_500]),
-        frame(CONT, 0, 1, &[], &body[4_500..]),
-    ];
-    let harness = Harness::new();
-    let figures = [("len", "5003")];
-    refused(&harness, &bytes.concat(), StatusCode::ResourceExhausted, "MESSAGE_TOO_LARGE", &figures).await;
-    assert_eq!(harness.snapshot().frames_ignored, 2);
 }
 
 #[tokio::test(start_paused = true)]

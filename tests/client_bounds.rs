@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use rpc_codec::{GoAwayReason, patch_id};
+use rpc_codec::{CodecId, GoAwayReason, patch_id};
 use rpc_core::CallId;
 use sluicegate::{CallError, Client, Executed, client::LostCause};
 use support::{
@@ -77,7 +77,7 @@ async fn a_flood_of_frames_that_end_no_call_ends_the_connection_and_says_why() {
         bytes
     };
     for what in [PING, PONG, CONT, 0x85, RESPONSE, GO_AWAY] {
-        let (client, mut servers, mut server, call, id) = one_call().await;
+        let (client, mut servers, mut server, call, _) = one_call().await;
         let done = tokio::spawn(client.call::<_, u64>(method::GATE, (2_u64,)));
         let done_id = server.request().await.0;
         server.reply(done_id, 2_u64).await;
@@ -90,7 +90,11 @@ async fn a_flood_of_frames_that_end_no_call_ends_the_connection_and_says_why() {
                 head.extend([0; 4]);
                 frame(what, 0, 0, &head, &[])
             }
-            _ => frame(what, 0, id.sequence(), &[], &[]),
+            _ => {
+                let mut bytes = frame(what, 0, 0, &[], &[]);
+                patch_id(&mut bytes, done_id);
+                bytes
+            }
         };
         let (sent, flooding) = flood(server, bytes);
         let cause = cause(call).await;
@@ -237,9 +241,9 @@ async fn absurd_greetings_are_taken_as_far_as_they_make_sense_or_refused_by_name
         ),
         ("windows and features", hello_with(|h| (h.stream_window, h.features) = (u32::MAX, u64::MAX)), Ok(())),
         ("no codec and no window", hello_with(|h| (h.codecs, h.stream_window) = ([].into_iter().collect(), 0)), Ok(())),
-        ("the least frame", hello_with(|h| h.max_frame = 4_096), Ok(())),
+        ("the least frame", hello_with(|h| h.max_frame = 8_192), Ok(())),
         ("no call", hello_with(|h| h.advised_calls = 0), Ok(())),
-        ("no frame", hello_with(|h| h.max_frame = 0), Err("4,096")),
+        ("no frame", hello_with(|h| h.max_frame = 0), Err("8,192")),
         ("versions the wrong way round", hello_with(|h| (h.min_version, h.max_version) = (2, 0)), Err("2 to 0")),
         ("a HELLO without end", 0x0000_ffff_u32.to_be_bytes().to_vec(), Err("Sluicegate")),
     ];
@@ -298,14 +302,14 @@ async fn what_is_buffered_is_counted_and_bounded_and_gone_with_its_cause() {
     server.shake_hands(10_000).await;
     let (id, _) = server.request().await;
     // Answers are kept until they are fetched, part of a frame until it is whole.
-    let mut bytes = response(CallId::CONNECTION, &"x".repeat(60_000));
+    let mut bytes = response(CallId::CONNECTION, &"x".repeat(30_000));
     patch_id(&mut bytes, id);
     let (last, most) = bytes.split_last().unwrap();
     server.peer.send(most).await;
     sleep(MS).await;
     assert_eq!(client.snapshot().inbound_bytes, most.len() as u64);
     server.peer.send(&[*last]).await;
-    assert_eq!(call.await.unwrap().unwrap().len(), 60_000);
+    assert_eq!(call.await.unwrap().unwrap().len(), 30_000);
     until_client_idle(&client).await;
     // A server that reads nothing: a mebibyte of calls, and one more.
     let stop = Arc::new(AtomicBool::new(false));
@@ -334,4 +338,35 @@ async fn what_is_buffered_is_counted_and_bounded_and_gone_with_its_cause() {
     pings.await.unwrap();
     drop(read);
     until_client_idle(&client).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_that_travel_in_parts_are_counted_until_they_have_left_or_were_fetched() {
+    const LEN: usize = 200_000;
+    let (builder, mut servers) = scripted(10_000);
+    let client = builder.build();
+    let call = tokio::spawn(client.call::<_, String>(method::ECHO, ("x".repeat(LEN),)));
+    let mut server = servers.recv().await.unwrap();
+    server.shake_hands(64).await;
+    let id = CallId::new(1, 0);
+    sleep(MS).await;
+    let outbound = client.snapshot().outbound_bytes;
+    assert!(outbound > 100_000 && outbound < LEN as u64 + 1_000, "{outbound} of {LEN}");
+    // An answer before the request has left ends the upload, and comes in parts itself.
+    let mut body = Vec::new();
+    CodecId::BINCODE.encode(&"y".repeat(LEN), &mut body).unwrap();
+    let head = [&[0; 4], &(body.len() as u32).to_be_bytes()[..], &[0; 4]].concat();
+    let mut first = frame(RESPONSE, 1, 0, &head, &body[..50_000]);
+    patch_id(&mut first, id);
+    let (mut read, mut write) = tokio::io::split(server.peer.io);
+    tokio::spawn(async move { tokio::io::copy(&mut read, &mut tokio::io::sink()).await });
+    write.write_all(&first).await.unwrap();
+    sleep(MS).await;
+    let snapshot = client.snapshot();
+    assert_eq!((snapshot.inbound_bytes, snapshot.outbound_bytes), (50_000, 0));
+    let mut last = frame(CONT, 0, 0, &[], &body[50_000..]);
+    patch_id(&mut last, id);
+    write.write_all(&last).await.unwrap();
+    assert_eq!(call.await.unwrap().unwrap().len(), LEN);
+    assert!(client.snapshot().is_idle(), "{:?}", client.snapshot());
 }

@@ -15,6 +15,7 @@ use sluicegate::{
 use support::{
     Got, Harness, RawServer, method,
     raw::{hello_with, scripted},
+    shims::Manner,
     within,
 };
 use tokio::{
@@ -153,9 +154,10 @@ async fn a_call_that_expires_in_the_clients_buffer_may_be_executed_and_one_that_
     };
     // The pipe takes a part of it; the rest leaves later, and a server executes it.
     let harness = Harness::new();
-    let server = harness.server.clone();
+    let (server, manner) = (harness.server.clone(), Manner::of_this_run());
     let client = Client::with_connector("a slow server", move || {
         let ((ours, theirs), server) = (tokio::io::duplex(64), server.clone());
+        let (ours, theirs) = (manner.wrap(ours), manner.wrap(theirs));
         tokio::spawn(async move {
             sleep(200 * MS).await;
             server.serve_connection(theirs, None).await;

@@ -115,13 +115,11 @@ async fn something_that_is_no_server_of_ours_is_named_and_not_called_in_a_loop()
 #[tokio::test(start_paused = true)]
 async fn a_malformed_response_costs_its_call_and_the_others_go_on() {
     let wrong_length: Vec<u8> = [&[0, 0, 0, 0][..], &9_u32.to_be_bytes(), &[0, 0, 0, 0]].concat();
-    let body_goes_on: Vec<u8> = [&[0, 0, 0, 0][..], &9_u32.to_be_bytes(), &[0, 0, 0, 0]].concat();
     let compressed = vec![0, 0, 7, 0, 0, 0, 0, 1, 0, 0, 0, 0];
     let bad_text = vec![5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0];
-    let cases: [(&str, u8, Vec<u8>, &[u8]); 5] = [
+    let cases: [(&str, u8, Vec<u8>, &[u8]); 4] = [
         ("a head cut short", 0, vec![0; 3], b""),
         ("a body of another length", 0, wrong_length, b"x"),
-        ("a body in parts", 1, body_goes_on, b"x"),
         ("a body that is compressed", 0, compressed, b"x"),
         ("a message that is not text", 0, bad_text, b""),
     ];

@@ -5,10 +5,9 @@ mod support;
 use std::time::Duration;
 
 use rpc_codec::GoAwayReason;
-use sluicegate::{CallError, Client, Executed, StatusCode, server::Drained};
+use sluicegate::{CallError, Executed, StatusCode, server::Drained};
 use support::{Got, Harness, Req, assert_idle_soon, method, no_call_runs, raw::hello};
 use tokio::{
-    sync::oneshot,
     task::{JoinHandle, yield_now},
     time::{Instant, sleep},
 };
@@ -241,25 +240,18 @@ async fn a_client_that_leaves_while_the_server_drains_meets_no_obstacle() {
 #[tokio::test]
 async fn a_server_that_is_shut_down_leaves_its_port_at_once_and_answers_what_runs() {
     let harness = Harness::new();
-    let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
-    let address = bound.local_addr();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let serving = tokio::spawn(bound.serve_until(async {
-        let _ = stopped.await;
-    }));
-    let client = Client::new(address.to_string());
+    let sockets = harness.sockets().await;
+    let (address, client) = (sockets.address, sockets.client());
     let running = tokio::spawn(client.call::<_, u64>(method::GATE, (7_u64,)));
     while harness.probe.running() == 0 {
         yield_now().await;
     }
-    stop.send(()).unwrap();
+    let serving = sockets.stop();
     while tokio::net::TcpStream::connect(address).await.is_ok() {
         yield_now().await;
     }
     let next = Harness::new();
-    let bound = next.server.bind(address).await.expect("the port is free for the next server");
-    let next_handle = bound.handle();
-    let next_serving = tokio::spawn(bound.serve());
+    let next_sockets = next.sockets_at(address).await;
     // The next call goes to the next server, while the last one is still answered by the old.
     let echo: String = loop {
         match client.call(method::ECHO, ("hi".to_owned(),)).await {
@@ -275,7 +267,6 @@ async fn a_server_that_is_shut_down_leaves_its_port_at_once_and_answers_what_run
     assert_clean(&serving.await.unwrap());
     assert_idle_soon(&harness.handle).await;
     drop(client);
-    next_handle.shutdown();
-    assert_clean(&next_serving.await.unwrap());
-    assert_idle_soon(&next_handle).await;
+    assert_clean(&next_sockets.shut_down().await);
+    assert_idle_soon(&next.handle).await;
 }

@@ -11,9 +11,8 @@ use std::{
     time::Duration,
 };
 
-use sluicegate::{Client, Executed, StatusCode, limit::Rate, server::ServerHandle};
+use sluicegate::{Executed, StatusCode, limit::Rate, server::ServerHandle};
 use support::{Harness, assert_idle_soon, method, within};
-use tokio::net::TcpListener;
 
 const CLIENTS: u64 = 16;
 const CALLS: u64 = 64;
@@ -50,11 +49,9 @@ impl Watcher {
 /// All calls of all clients at once, against a limit; some are given up on the way.
 async fn never_more_than(limit: u64) {
     let harness = Harness::with(|builder| builder.max_concurrent_calls(limit));
-    let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
-    let (handle, address) = (bound.handle(), bound.local_addr());
-    let serving = tokio::spawn(bound.serve());
+    let (sockets, handle) = (harness.sockets().await, harness.handle.clone());
     let watcher = Watcher::new(handle.clone(), limit);
-    let clients: Vec<_> = (0..CLIENTS).map(|_| Client::new(address.to_string())).collect();
+    let clients: Vec<_> = (0..CLIENTS).map(|_| sockets.client()).collect();
     let calls: Vec<_> = (0..CALLS)
         .flat_map(|n| clients.iter().zip((0..).map(move |client| client * CALLS + n)))
         .map(|(client, nonce)| {
@@ -91,8 +88,7 @@ async fn never_more_than(limit: u64) {
     assert!(harness.probe.high_water() as u64 <= limit, "{} ran at once", harness.probe.high_water());
     watcher.finish();
     drop(clients);
-    handle.shutdown();
-    within(serving).await.unwrap();
+    sockets.shut_down().await;
     assert_idle_soon(&handle).await;
     assert_eq!(handle.snapshot().calls.acquired, served);
 }
@@ -118,16 +114,14 @@ async fn gauges_are_right_while_calls_are_cancelled_expire_and_lose_their_connec
     let harness = Harness::with(|builder| {
         builder.max_concurrent_calls(LIMIT).rate(Rate::per_second(1e6).burst(10_000)).max_connections(100)
     });
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let bound = harness.server.listen(listener).unwrap();
-    let (handle, address) = (bound.handle(), bound.local_addr());
-    let serving = tokio::spawn(bound.serve());
+    let (sockets, handle) = (Arc::new(harness.sockets().await), harness.handle.clone());
     let watcher = Watcher::new(handle.clone(), LIMIT);
     let rounds: Vec<_> = (0..8_u32)
         .map(|n| {
+            let sockets = Arc::clone(&sockets);
             tokio::spawn(async move {
                 for round in 0..10 {
-                    let client = Client::new(address.to_string());
+                    let client = sockets.client();
                     let methods = [method::GATE, method::GATE_SPAWNED, method::HOLD, method::WATCHED];
                     let method = methods[(n + round) as usize % 4];
                     let calls: Vec<_> = (0..10_u32)
@@ -157,8 +151,7 @@ async fn gauges_are_right_while_calls_are_cancelled_expire_and_lose_their_connec
     }
     watcher.finish();
     harness.probe.drop_holds();
-    handle.shutdown();
-    within(serving).await.unwrap();
+    Arc::into_inner(sockets).expect("all rounds are over").shut_down().await;
     assert_idle_soon(&handle).await;
     assert_eq!(harness.probe.running(), 0);
 }

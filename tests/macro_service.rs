@@ -10,14 +10,19 @@ use sluicegate::{
     server::{Service, ServiceMethods},
 };
 
+#[allow(dead_code, clippy::pedantic, missing_debug_implementations, reason = "shared with tests that use all of it")]
+#[path = "support/shims.rs"]
+mod shims;
+
 /// A client of a server that has `service`, both in memory.
 fn connect(service: impl Service) -> Client {
     let server = Server::builder().service(service).build().expect("a server");
+    let manner = shims::Manner::of_this_run();
     let connector = move || {
         let (near, far) = tokio::io::duplex(64 * 1024);
-        let server = server.clone();
+        let (server, far) = (server.clone(), manner.wrap(far));
         tokio::spawn(async move { server.serve_connection(far, None).await });
-        async move { Ok(near) }
+        async move { Ok(manner.wrap(near)) }
     };
     Client::with_connector("in memory", connector).build()
 }

@@ -41,9 +41,8 @@ fn with_mark(mark: usize) -> Harness {
 #[tokio::test]
 async fn answers_above_the_mark_that_a_socket_takes_whole_do_not_stop_the_reading() {
     let harness = Harness::new();
-    let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
-    let client = Client::new(bound.local_addr().to_string());
-    let serving = tokio::spawn(bound.serve());
+    let sockets = harness.sockets().await;
+    let client = sockets.client();
     assert_eq!(large(&client, 1).await.unwrap(), 1);
     for round in 0..50 {
         let replies = tokio::join!(large(&client, 140_000), large(&client, 140_000));
@@ -52,8 +51,7 @@ async fn answers_above_the_mark_that_a_socket_takes_whole_do_not_stop_the_readin
         assert!(third.is_ok(), "round {round}: {third:?}");
     }
     drop(client);
-    harness.handle.shutdown();
-    serving.await.unwrap();
+    sockets.shut_down().await;
     assert_idle_soon(&harness.handle).await;
 }
 

@@ -48,11 +48,9 @@ async fn sixty_four_quick_calls_in_one_write_fit_a_limit_of_eight() {
 #[tokio::test]
 async fn sixty_four_quick_calls_in_one_write_fit_a_limit_of_eight_over_a_socket() {
     let harness = Harness::with(|builder| builder.max_concurrent_calls(8));
-    let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
-    let address = bound.local_addr();
-    let serving = tokio::spawn(bound.serve());
+    let sockets = harness.sockets().await;
     let requests: Vec<_> = (1..=64_u64).map(|id| Req::new(id, method::SPIN, (1_u64,)).bytes()).collect();
-    let mut socket = TcpStream::connect(address).await.unwrap();
+    let mut socket = TcpStream::connect(sockets.address).await.unwrap();
     socket.write_all(&[hello(), requests.concat()].concat()).await.unwrap();
     let mut answers = vec![0; 256 * 1024];
     let mut len = 0;
@@ -64,8 +62,7 @@ async fn sixty_four_quick_calls_in_one_write_fit_a_limit_of_eight_over_a_socket(
     }
     assert_eq!((harness.probe.finished(), harness.snapshot().refused.len()), (64, 0));
     drop(socket);
-    harness.handle.shutdown();
-    serving.await.unwrap();
+    sockets.shut_down().await;
     assert_idle_soon(&harness.handle).await;
 }
 

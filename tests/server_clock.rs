@@ -24,7 +24,7 @@ use sluicegate::{
     client::Method,
     server::{MethodOptions, Service, ServiceMethods},
 };
-use support::{Got, Harness, RawClient, Req, assert_idle_soon, method, within};
+use support::{Got, Harness, RawClient, Req, assert_idle_soon, method, shims::Manner, within};
 use tokio::{
     io::{AsyncRead, DuplexStream, ReadBuf, ReadHalf, join, split},
     time::{Instant, sleep},
@@ -117,8 +117,8 @@ async fn what_was_sent_during_a_slow_poll_does_not_make_later_calls_look_old() {
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
         let (read, write) = split(theirs);
         let read = Arriving { io: read, arrived: Arc::clone(&slow.arrived) };
-        let server = harness.server.clone();
-        tokio::spawn(async move { server.serve_connection(join(read, write), None).await });
+        let (server, io) = (harness.server.clone(), Manner::of_this_run().wrap(join(read, write)));
+        tokio::spawn(async move { server.serve_connection(io, None).await });
         let mut peer = RawClient::new(ours);
         peer.shake_hands().await;
         for round in 0..5 {

@@ -7,9 +7,9 @@ use std::{
     time::Duration,
 };
 
-use rpc_codec::GoAwayReason;
+use rpc_codec::{GoAwayReason, Hello};
 use sluicegate::{
-    CallError, ConnectionInfo, Executed, Refusal, RefusalReason, Status, StatusCode,
+    ConnectionInfo, Executed, Refusal, RefusalReason, Status, StatusCode,
     limit::Rate,
     server::{Answer, Call, CallInfo, Decision, Handler, Interest, Outbound},
 };
@@ -514,12 +514,19 @@ async fn metadata_that_makes_an_answer_too_long_costs_its_call() {
             response.metadata_mut().insert("long", vec![7; 10_000]).unwrap();
         })
     });
-    let client = harness.client_builder().max_frame(64 * 1024).build();
-    let call = |len: u32| client.call::<_, String>(method::LARGE, (len,));
-    let error = call(60_000).await.unwrap_err();
-    assert!(matches!(&error, CallError::Status(status) if status.code() != StatusCode::Ok), "{error:?}");
-    assert_eq!(call(50_000).await.unwrap().len(), 50_000);
-    drop(client);
+    let mut hello = Hello::default();
+    hello.max_frame = 8_192;
+    let mut bytes = Vec::new();
+    hello.encode(&mut bytes);
+    let mut peer = harness.silent_peer();
+    peer.send(&bytes).await;
+    assert!(matches!(peer.next().await, Got::Hello(_)));
+    for id in 1..=2 {
+        peer.send(&Req::new(id, method::ECHO, ("hi",)).bytes()).await;
+        let (status, _) = peer.answer(id).await;
+        assert_eq!((status.code(), status.executed()), (StatusCode::Internal, Executed::Finished), "{status}");
+    }
+    peer.part().await;
     harness.assert_idle().await;
 }
 

@@ -17,7 +17,12 @@ use std::{
 };
 
 use sluicegate::{CallError, Client, StatusCode, client::Method};
-use support::{Harness, Req, assert_idle_soon, method, probe::PANIC_TEXT, raw::hello};
+use support::{
+    Harness, Req, assert_idle_soon, method,
+    probe::PANIC_TEXT,
+    raw::hello,
+    shims::{Manner, Random},
+};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf, join},
     net::{TcpStream, tcp::OwnedReadHalf},
@@ -31,24 +36,8 @@ const RAW_PEERS: u64 = 6;
 /// What a call takes at most; it never does.
 const FOR_EVER: Duration = Duration::from_secs(10);
 
-/// Random numbers, the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn seeded(seed: u64) -> Self {
-        Self(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(seed + 1))
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
-    }
-
-    fn us(&mut self, bound: u64) -> Duration {
-        Duration::from_micros(self.below(bound))
-    }
+fn us(random: &mut Random, bound: u64) -> Duration {
+    Duration::from_micros(random.below(bound))
 }
 
 /// How calls ended.
@@ -76,9 +65,8 @@ async fn whatever_happens_every_call_ends_and_nothing_is_left() {
     });
     // Holds are dropped at once, but by another task.
     harness.probe.drop_holds();
-    let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
-    let address = bound.local_addr();
-    let serving = tokio::spawn(bound.serve());
+    let sockets = harness.sockets().await;
+    let address = sockets.address;
     let (over, outcomes) = (Arc::new(AtomicBool::new(false)), Arc::new(Outcomes::default()));
     let clients: Vec<_> = (0..CLIENTS).map(|n| client(address, n)).collect();
     let mut tasks = Vec::new();
@@ -106,14 +94,13 @@ async fn whatever_happens_every_call_ends_and_nothing_is_left() {
     drop(clients);
     assert_idle_soon(&harness.handle).await;
     // The server still serves whoever comes.
-    let newcomer = Client::new(address.to_string());
+    let newcomer = sockets.client();
     let reply = newcomer.call::<_, u64>(method::NONCE, (7_u64, 3_u32)).timeout(FOR_EVER).await;
     assert_eq!(reply.unwrap(), 7);
     drop(newcomer);
     assert_idle_soon(&harness.handle).await;
     assert_eq!(harness.probe.running(), 0);
-    harness.handle.shutdown();
-    let drained = timeout(FOR_EVER, serving).await.unwrap().unwrap();
+    let drained = timeout(FOR_EVER, sockets.shut_down()).await.unwrap();
     assert_eq!((drained.cut.len(), drained.stuck_connections), (0, 0));
     assert_idle_soon(&harness.handle).await;
 }
@@ -121,7 +108,7 @@ async fn whatever_happens_every_call_ends_and_nothing_is_left() {
 /// Makes one random call after the other.
 async fn work(client: Client, mut random: Random, over: Arc<AtomicBool>, outcomes: Arc<Outcomes>) {
     while !over.load(SeqCst) {
-        let patience = random.us(4_000);
+        let patience = us(&mut random, 4_000);
         let call = async {
             match random.below(10) {
                 0..3 => timeout(patience, call(&client, &mut random)).await.ok(),
@@ -145,7 +132,7 @@ async fn work(client: Client, mut random: Random, over: Arc<AtomicBool>, outcome
 async fn call(client: &Client, random: &mut Random) -> Result<(), CallError> {
     let n = random.below(5_000);
     let expiry = match random.below(4) {
-        0 => random.us(3_000),
+        0 => us(random, 3_000),
         _ => 2 * FOR_EVER,
     };
     let spawned = random.below(4) == 0;
@@ -178,9 +165,9 @@ async fn call(client: &Client, random: &mut Random) -> Result<(), CallError> {
         13 => {
             // The gate is never opened.
             let method = pick(method::GATE, method::GATE_SPAWNED);
-            client.call::<_, u64>(method, (n,)).timeout(random.us(5_000)).await?;
+            client.call::<_, u64>(method, (n,)).timeout(us(random, 5_000)).await?;
         }
-        14 => client.call(method::WATCHED, ()).timeout(random.us(5_000)).await?,
+        14 => client.call(method::WATCHED, ()).timeout(us(random, 5_000)).await?,
         _ if n.is_multiple_of(5) => client.call(pick(method::PANIC_LATER, method::PANIC_LATER_SPAWNED), ()).await?,
         _ => client.call(method::SPIN, (n / 10,)).timeout(expiry).await?,
     }
@@ -200,8 +187,8 @@ async fn read_slowly(address: SocketAddr, mut random: Random, over: Arc<AtomicBo
         socket.write_all(&requests.concat()).await.unwrap();
         let mut part = vec![0; 30_000];
         for _ in 0..random.below(100) {
-            sleep(random.us(2_000)).await;
-            if matches!(timeout(random.us(3_000), socket.read(&mut part)).await, Ok(Ok(0) | Err(_))) {
+            sleep(us(&mut random, 2_000)).await;
+            if matches!(timeout(us(&mut random, 3_000), socket.read(&mut part)).await, Ok(Ok(0) | Err(_))) {
                 break;
             }
         }
@@ -216,7 +203,7 @@ fn client(address: SocketAddr, n: u64) -> Client {
         let left = if n.is_multiple_of(2) { usize::MAX } else { random.below(2_000_000) as usize };
         async move {
             let (read, write) = TcpStream::connect(address).await?.into_split();
-            Ok(join(Cut { io: read, left }, write))
+            Ok(Manner::of_this_run().wrap(join(Cut { io: read, left }, write)))
         }
     });
     builder.backoff(Duration::from_millis(1), Duration::from_millis(5)).build()

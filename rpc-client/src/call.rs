@@ -332,7 +332,10 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             let message = OpenMessage::request(frame, &head, &self.metadata);
             W::encode(codec, args, frame).map_err(CallError::Encode)?;
             match message.finish(frame, CallId::CONNECTION, connection.bounds()) {
-                Ok(()) => Ok(Ok(connection.send(frame, deadline, waited == Some(Need::Room), cx.waker()))),
+                Ok(mut remainder) => {
+                    let waited = waited == Some(Need::Room);
+                    Ok(Ok(connection.send(frame, &mut remainder, deadline, waited, cx.waker())))
+                }
                 Err(error) => Ok(Err(error)),
             }
         })?;

@@ -229,9 +229,16 @@ impl ClientBuilder {
         self
     }
 
-    /// The longest frame taken from the server in bytes, at least 64 KiB. Default: 256 KiB.
+    /// The longest frame taken from the server in bytes, at least 64 KiB. Longer bodies come in parts.
+    /// Default: 256 KiB.
     pub fn max_frame(mut self, bytes: u32) -> Self {
         self.config.max_frame = bytes.max(64 * 1024);
+        self
+    }
+
+    /// The longest body of a response in bytes. Default: 4 MiB.
+    pub fn max_message(mut self, bytes: u32) -> Self {
+        self.config.max_message = bytes;
         self
     }
 

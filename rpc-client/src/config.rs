@@ -18,6 +18,7 @@ pub(crate) struct Config {
     pub(crate) max_backoff: Duration,
     /// Bounds what a server may make us buffer.
     pub(crate) max_frame: u32,
+    pub(crate) max_message: u32,
     /// Often enough to find a dead server before people do, and to keep what stands between the two
     /// ends from forgetting the connection; seldom enough to cost nothing.
     pub(crate) keepalive_interval: Option<Duration>,
@@ -42,6 +43,7 @@ impl Default for Config {
             min_backoff: Duration::from_secs(2),
             max_backoff: Duration::from_secs(10),
             max_frame: 256 * 1024,
+            max_message: 4 * 1024 * 1024,
             keepalive_interval: Some(Duration::from_secs(30)),
             keepalive_timeout: Duration::from_secs(10),
             frame_timeout: Duration::from_secs(10),
@@ -56,7 +58,7 @@ impl Config {
     pub(crate) fn hello(&self) -> Hello {
         let mut hello = Hello::default();
         hello.max_frame = self.max_frame;
-        hello.max_message = self.max_frame;
+        hello.max_message = self.max_message;
         hello.codecs = CodecId::supported().iter().copied().chain([CodecId::BYTES]).collect();
         hello
     }

@@ -1,6 +1,7 @@
 //! One connection as its callers see it; the task behind it is in `driver.rs`.
 
 use std::{
+    collections::VecDeque,
     mem,
     pin::pin,
     sync::{
@@ -10,14 +11,14 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use rpc_codec::{GoAwayReason, Hello, SendBounds, encode_cancel, patch_id};
+use rpc_codec::{GoAwayReason, Hello, PART_LEN, Remainder, SendBounds, encode_cancel, patch_id};
 use rpc_core::{CallId, Deadline, Executed, Metadata};
 use tokio::sync::Notify;
 
 use crate::{
     error::{CallError, LostCause},
     gauges::Load,
-    slots::Slots,
+    slots::{NOT_QUEUED, Slots},
 };
 
 /// What the callers of a connection share with its task.
@@ -47,6 +48,8 @@ pub(crate) struct State {
     pub(crate) slots: Slots,
     /// Frames that the task has not begun to write.
     pub(crate) out: Vec<u8>,
+    /// Requests of which the first part has been queued, in turn.
+    uploads: VecDeque<Upload>,
     /// Length of all that was ever appended to `out`.
     queued: u64,
     /// The most calls at once that the server welcomes.
@@ -61,6 +64,13 @@ pub(crate) struct State {
     pub(crate) closing: bool,
     /// Why no call is taken any more.
     pub(crate) ended: Option<CallError>,
+}
+
+/// A request whose last parts are not queued yet.
+#[derive(Debug)]
+struct Upload {
+    id: CallId,
+    remainder: Remainder,
 }
 
 /// What came of an attempt to send a call.
@@ -83,6 +93,7 @@ impl Connection {
             state: Mutex::new(State {
                 slots: Slots::with_ids_used(ids_used),
                 out: Vec::new(),
+                uploads: VecDeque::new(),
                 queued: 0,
                 max_calls: hello.advised_calls as usize,
                 greeted: false,
@@ -132,9 +143,17 @@ impl Connection {
         !state.greeted && state.ended.is_none() && !state.closing
     }
 
-    /// Appends a call whose id is still to be set; `waker` is woken when its answer is there. `waited`
-    /// for who comes from [`Self::wait_for_room`].
-    pub(crate) fn send(&self, frame: &[u8], deadline: Deadline, waited: bool, waker: &Waker) -> Sent {
+    /// Appends a call whose id is still to be set, and takes what does not fit into its frame out of
+    /// `remainder`; `waker` is woken when its answer is there. `waited` for who comes from
+    /// [`Self::wait_for_room`].
+    pub(crate) fn send(
+        &self,
+        frame: &[u8],
+        remainder: &mut Option<Remainder>,
+        deadline: Deadline,
+        waited: bool,
+        waker: &Waker,
+    ) -> Sent {
         let (sent, task) = {
             let mut state = self.lock();
             if state.ended.is_some() || state.closing || state.slots.exhausted() {
@@ -144,12 +163,16 @@ impl Connection {
                 return Sent::NoRoom;
             }
             let end = state.queued + frame.len() as u64;
-            let Some(id) = state.slots.insert(deadline, end, waker) else { return Sent::NoRoom };
+            let request_end = if remainder.is_some() { NOT_QUEUED } else { end };
+            let Some(id) = state.slots.insert(deadline, request_end, waker) else { return Sent::NoRoom };
             let start = state.out.len();
             state.out.extend_from_slice(frame);
             // Behind the copy, which would otherwise wait for this write.
             patch_id(&mut state.out[start..], id);
             state.queued = end;
+            if let Some(remainder) = remainder.take() {
+                state.uploads.push_back(Upload { id, remainder });
+            }
             (Sent::As(id), state.wake_task())
         };
         wake(task);
@@ -182,6 +205,7 @@ impl Connection {
             let mut state = self.lock();
             let mut waker = None;
             // A server that takes no more calls still wants to know, as long as anybody can tell it.
+            state.stop_upload(id);
             if state.slots.abandon(id) && state.task.is_some() {
                 state.append(|out| encode_cancel(out, id));
                 waker = state.wake_task();
@@ -262,8 +286,8 @@ impl Connection {
         Load {
             calls: state.slots.used(),
             waiting: state.waiting_for_room + state.waiting_for_greeting,
-            outbound: state.out.len() + self.unwritten.load(Ordering::Relaxed),
-            inbound: state.slots.unfetched_len() + self.partial.load(Ordering::Relaxed),
+            outbound: state.out.len() + state.uploads_len() + self.unwritten.load(Ordering::Relaxed),
+            inbound: state.slots.answers_len() + self.partial.load(Ordering::Relaxed),
         }
     }
 
@@ -298,6 +322,7 @@ impl Connection {
             }
             state.ended.get_or_insert(lost(Executed::Never));
             state.out = Vec::new();
+            state.uploads.clear();
             state.task = None;
             self.unwritten.store(0, Ordering::Relaxed);
             self.partial.store(0, Ordering::Relaxed);
@@ -316,6 +341,31 @@ impl State {
         let before = self.out.len();
         write(&mut self.out);
         self.queued += (self.out.len() - before) as u64;
+    }
+
+    /// Queues the next parts of requests, one of each in turn, as long as little waits to be written.
+    /// Whether there are more.
+    pub(crate) fn queue_parts(&mut self, max_frame: u32) -> bool {
+        while self.out.len() < 2 * PART_LEN {
+            let Some(Upload { id, mut remainder }) = self.uploads.pop_front() else { return false };
+            let mut last = false;
+            self.append(|out| last = remainder.encode_part(out, id, max_frame));
+            if last {
+                self.slots.queued(id, self.queued);
+            } else {
+                self.uploads.push_back(Upload { id, remainder });
+            }
+        }
+        !self.uploads.is_empty()
+    }
+
+    fn uploads_len(&self) -> usize {
+        self.uploads.iter().map(|upload| upload.remainder.len()).sum()
+    }
+
+    /// Sends no more parts of a request whose call has ended.
+    pub(crate) fn stop_upload(&mut self, id: CallId) {
+        self.uploads.retain(|upload| upload.id != id);
     }
 
     /// The waker of the task if it waits for the last call to end, and that has happened.

@@ -14,8 +14,8 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{
-    Decoded, Frame, FrameDecoder, GoAwayReason, HeadError, Hello, Kind, ResponseFrame, encode_cancel, encode_go_away,
-    encode_ping, encode_pong,
+    Decoded, Frame, FrameDecoder, GoAwayReason, HeadError, Hello, Kind, MIN_PART_LEN, ResponseFrame, encode_cancel,
+    encode_go_away, encode_ping, encode_pong,
 };
 use rpc_core::{CallId, Executed, StatusCode};
 use tokio::{
@@ -43,6 +43,7 @@ pub(crate) struct Driver<T> {
     connection: Arc<Connection>,
     gauges: Arc<Gauges>,
     decoder: FrameDecoder,
+    max_message: u32,
     /// Bytes being written; what stands before `sent` has left.
     writing: Vec<u8>,
     sent: usize,
@@ -82,6 +83,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             connection,
             gauges,
             decoder: FrameDecoder::new(config.max_frame),
+            max_message: config.max_message,
             // The HELLO is not a queued frame; `written` starts below zero by its length.
             written: 0_u64.wrapping_sub(writing.len() as u64),
             writing,
@@ -148,7 +150,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         for _ in 0..MAX_ROUNDS {
             // What a part-written buffer kept us from taking is taken in the next round.
             let left_behind = self.sent < self.writing.len();
-            let expiry = self.take_queued(cx);
+            let (more, expiry) = self.take_queued(cx);
             let blocked = self.write(cx)?;
             if left_behind && !blocked {
                 continue;
@@ -157,6 +159,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 return Ok(Turn::End);
             }
             match self.read(cx)? {
+                // Parts of requests wait for nothing but us.
+                Answers::None if more && !blocked => {}
                 Answers::None => {
                     let due = match self.phase {
                         Phase::Lingering { until } => Some(until),
@@ -176,8 +180,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         Ok(Turn::Again)
     }
 
-    /// Takes what callers have queued, and says when the next call expires.
-    fn take_queued(&mut self, cx: &Context<'_>) -> Option<Instant> {
+    /// Takes what callers have queued. Says whether parts of requests are left, and when the next call
+    /// expires.
+    fn take_queued(&mut self, cx: &Context<'_>) -> (bool, Option<Instant>) {
         let connection = Arc::clone(&self.connection);
         let mut state = connection.lock();
         if !state.task.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
@@ -188,9 +193,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         if state.slots.next_expiry().is_some() {
             self.expire(&mut state);
         }
+        let mut more = false;
         if self.sent == self.writing.len() {
             self.writing.clear();
             self.sent = 0;
+            more = state.queue_parts(connection.bounds().max_frame);
             let was_full = state.out.len() >= MAX_QUEUED_LEN;
             mem::swap(&mut state.out, &mut self.writing);
             if was_full {
@@ -204,7 +211,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         let expiry = state.slots.next_expiry();
         drop(state);
         self.wakers.drain(..).for_each(Waker::wake);
-        expiry
+        (more, expiry)
     }
 
     fn expire(&mut self, state: &mut State) {
@@ -213,6 +220,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             let executed = Executed::Maybe;
             let error = CallError::DeadlineExceeded { peer: Arc::clone(&self.connection.peer), executed };
             self.wakers.extend(state.slots.fail(id, error));
+            state.stop_upload(id);
             state.append(|out| encode_cancel(out, id));
         }
     }
@@ -358,7 +366,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 // In place of a HELLO it means that we are not wanted, now and for a while.
                 if state.greeted { Ok(false) } else { Err(LostCause::GoneAway(go_away.message.into())) }
             }
-            Frame::Cont { .. } | Frame::Pong(_) | Frame::Ignored { .. } => {
+            Frame::Cont { id, more, part } => self.part(state, *id, part, *more),
+            Frame::Pong(_) | Frame::Ignored { .. } => {
                 self.noise.frame();
                 Ok(false)
             }
@@ -372,10 +381,24 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             return Ok(false);
         }
         self.proved_good = true;
-        if response.more || response.compression != 0 {
+        if state.slots.has_parts_to_come(id) {
+            return Err(LostCause::Protocol(format!("it answered call {id} twice").into()));
+        }
+        // It may come before the request has left: then the rest of that is of no use.
+        state.stop_upload(id);
+        if response.compression != 0 {
             let error = CallError::MalformedResponse {
                 peer: Arc::clone(&self.connection.peer),
-                source: HeadError::BodyLen { claimed: response.body_len, actual: response.body.len() },
+                source: HeadError::Compression(response.compression),
+            };
+            self.wakers.extend(state.slots.fail(id, error));
+            return Ok(true);
+        }
+        if response.body_len > self.max_message {
+            let error = CallError::ResponseTooLarge {
+                peer: Arc::clone(&self.connection.peer),
+                len: response.body_len.into(),
+                max: self.max_message.into(),
             };
             self.wakers.extend(state.slots.fail(id, error));
             return Ok(true);
@@ -386,11 +409,41 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             response.status().map(|status| Err(CallError::Status(status)))
         };
         match outcome {
+            Ok(Ok(metadata)) if response.more => {
+                state.slots.begin_reply(id, metadata, response.body_len, response.body);
+                return Ok(false);
+            }
             Ok(Ok(metadata)) => self.wakers.extend(state.slots.reply(id, metadata, response.body)),
             Ok(Err(error)) => self.wakers.extend(state.slots.fail(id, error)),
             Err(error) => return self.malformed(state, id, error),
         }
         Ok(true)
+    }
+
+    /// Adds a part to an answer; whether that was the last.
+    fn part(&mut self, state: &mut State, id: CallId, part: &[u8], more: bool) -> Result<bool, LostCause> {
+        match state.slots.find(id) {
+            Found::Waiting => {}
+            // Its caller has gone, or has failed by an earlier part. What is long costs the server more than us.
+            Found::Late => {
+                if part.len() < MIN_PART_LEN {
+                    self.noise.frame();
+                }
+                return Ok(false);
+            }
+            Found::NeverIssued => {
+                return Err(LostCause::Protocol(format!("it sent a part for call {id}, which never was").into()));
+            }
+        }
+        match state.slots.add_part(id, part, more) {
+            Ok(waker) => {
+                let answered = waker.is_some();
+                self.wakers.extend(waker);
+                Ok(answered)
+            }
+            Err(None) => Err(LostCause::Protocol(format!("it sent a part for call {id} without an answer").into())),
+            Err(Some(error)) => self.malformed(state, id, error.into()),
+        }
     }
 
     fn malformed(&mut self, state: &mut State, id: CallId, source: HeadError) -> Result<bool, LostCause> {

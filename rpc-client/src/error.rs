@@ -64,6 +64,16 @@ pub enum CallError {
         /// What may be sent.
         max: u64,
     },
+    /// The response is longer than this client takes. It was executed.
+    #[error("the response of {len} bytes from {peer} exceeds the {max} that this client takes")]
+    ResponseTooLarge {
+        /// The other end.
+        peer: Arc<str>,
+        /// The length of the body in bytes.
+        len: u64,
+        /// What is taken.
+        max: u64,
+    },
     /// The arguments cannot be encoded. Never executed.
     #[error("the arguments cannot be encoded")]
     Encode(#[source] PayloadError),
@@ -101,7 +111,7 @@ impl CallError {
             Self::Status(status) => status.code(),
             Self::Connect { .. } | Self::Lost { .. } | Self::GoingAway { .. } => StatusCode::Unavailable,
             Self::DeadlineExceeded { .. } => StatusCode::DeadlineExceeded,
-            Self::RequestTooLarge { .. } => StatusCode::ResourceExhausted,
+            Self::RequestTooLarge { .. } | Self::ResponseTooLarge { .. } => StatusCode::ResourceExhausted,
             Self::Metadata(_) => StatusCode::InvalidArgument,
             Self::Encode(_) | Self::Decode { .. } | Self::MalformedResponse { .. } | Self::NoRuntime => {
                 StatusCode::Internal
@@ -115,7 +125,7 @@ impl CallError {
         match self {
             Self::Status(status) => status.executed(),
             Self::Lost { executed, .. } | Self::DeadlineExceeded { executed, .. } => *executed,
-            Self::Decode { .. } => Executed::Finished,
+            Self::Decode { .. } | Self::ResponseTooLarge { .. } => Executed::Finished,
             Self::MalformedResponse { .. } => Executed::Maybe,
             _ => Executed::Never,
         }

@@ -2,6 +2,7 @@
 
 use std::{mem, task::Waker, time::Instant};
 
+use rpc_codec::{Assembly, PartError};
 use rpc_core::{CallId, Deadline, Metadata};
 
 use crate::error::CallError;
@@ -30,11 +31,23 @@ struct Slot {
     id: CallId,
     state: SlotState,
     deadline: Deadline,
-    /// Where the request ends in the stream of bytes that were queued on this connection.
+    /// Where the request ends in the stream of bytes that were queued on this connection;
+    /// [`NOT_QUEUED`] while parts of it are not.
     request_end: u64,
     /// The body of the answer; kept for the next tenant.
     body: Vec<u8>,
+    /// An answer of which parts are still to come.
+    download: Option<Box<Download>>,
 }
+
+#[derive(Debug)]
+struct Download {
+    metadata: Metadata,
+    assembly: Assembly,
+}
+
+/// Of a request that has not been queued whole.
+pub(crate) const NOT_QUEUED: u64 = u64::MAX;
 
 #[derive(Debug)]
 enum SlotState {
@@ -85,6 +98,7 @@ impl Slots {
                     deadline: Deadline::NONE,
                     request_end: 0,
                     body: Vec::new(),
+                    download: None,
                 });
                 slot
             }
@@ -119,10 +133,14 @@ impl Slots {
         self.late <= self.given_up
     }
 
-    /// Bytes of answers that were not fetched.
-    pub(crate) fn unfetched_len(&self) -> usize {
-        let done = self.slots.iter().filter(|slot| matches!(slot.state, SlotState::Done(Ok(_))));
-        done.map(|slot| slot.body.len()).sum()
+    /// Bytes of answers that were not fetched, or have come in part.
+    pub(crate) fn answers_len(&self) -> usize {
+        let len = |slot: &Slot| match (&slot.download, &slot.state) {
+            (Some(download), _) => download.assembly.received().len(),
+            (None, SlotState::Done(Ok(_))) => slot.body.len(),
+            _ => 0,
+        };
+        self.slots.iter().map(len).sum()
     }
 
     /// Ends a waiting call with a reply.
@@ -131,6 +149,42 @@ impl Slots {
         slot.body.clear();
         slot.body.extend_from_slice(body);
         slot.finish(Ok(metadata))
+    }
+
+    /// Begins the answer of a waiting call, whose body comes in parts.
+    pub(crate) fn begin_reply(&mut self, id: CallId, metadata: Metadata, body_len: u32, first: &[u8]) {
+        let assembly = Assembly::begin(body_len, first);
+        self.slots[usize::from(id.slot())].download = Some(Box::new(Download { metadata, assembly }));
+    }
+
+    /// Whether the answer of a waiting call has begun.
+    pub(crate) fn has_parts_to_come(&self, id: CallId) -> bool {
+        self.slots[usize::from(id.slot())].download.is_some()
+    }
+
+    /// Adds a part to the answer of a waiting call. Its waker if that ends the call.
+    ///
+    /// # Errors
+    ///
+    /// The parts do not add up to the length that was said. `None` if no part is due.
+    pub(crate) fn add_part(&mut self, id: CallId, part: &[u8], more: bool) -> Result<Option<Waker>, Option<PartError>> {
+        let slot = &mut self.slots[usize::from(id.slot())];
+        let download = slot.download.as_mut().ok_or(None)?;
+        if !download.assembly.add(part, more).map_err(Some)? {
+            return Ok(None);
+        }
+        let download = slot.download.take().expect("just used");
+        let Download { metadata, mut assembly } = *download;
+        slot.body = assembly.take();
+        Ok(slot.finish(Ok(metadata)))
+    }
+
+    /// Notes where the request of a call ends in the stream, once its last part is queued.
+    pub(crate) fn queued(&mut self, id: CallId, request_end: u64) {
+        let slot = &mut self.slots[usize::from(id.slot())];
+        if slot.id == id {
+            slot.request_end = request_end;
+        }
     }
 
     /// Ends a waiting call with an error.
@@ -202,6 +256,7 @@ impl Slots {
         }
         slot.id = CallId::CONNECTION;
         slot.state = SlotState::Waiting(None);
+        slot.download = None;
         if slot.body.capacity() > MAX_KEPT_LEN {
             slot.body = Vec::new();
         }
@@ -216,6 +271,7 @@ impl Slot {
     }
 
     fn finish(&mut self, outcome: Result<Metadata, Box<CallError>>) -> Option<Waker> {
+        self.download = None;
         match mem::replace(&mut self.state, SlotState::Done(outcome)) {
             SlotState::Waiting(waker) => waker,
             SlotState::Done(_) => None,
@@ -288,9 +344,9 @@ mod tests {
         slots.insert(Deadline::at(now), 0, Waker::noop()).unwrap();
         let answered = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
         slots.reply(answered, Metadata::new(), b"an answer");
-        assert_eq!(slots.unfetched_len(), 9);
+        assert_eq!(slots.answers_len(), 9);
         assert!(!slots.abandon(answered), "it has its answer");
-        assert_eq!(slots.unfetched_len(), 0);
+        assert_eq!(slots.answers_len(), 0);
         assert!(slots.abandon(abandoned) && slots.expired(now).len() == 1);
         assert!(slots.late() && slots.late() && !slots.late());
     }

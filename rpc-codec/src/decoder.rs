@@ -4,6 +4,7 @@ use crate::{
     error::DecodeError,
     frame::{Frame, GoAway, GoAwayReason, RequestFrame, ResponseFrame},
     header::{HEADER_LEN, Header, Kind},
+    parts::MIN_PART_LEN,
 };
 
 /// Reads frames from the front of a buffer.
@@ -83,7 +84,16 @@ fn decode_kind<'a>(header: &Header, head: &'a [u8], body: &'a [u8]) -> Result<Fr
             Ok(response) => Frame::Response(response),
             Err(error) => Frame::Malformed { id, error },
         },
-        Kind::Cont => Frame::Cont { id, more: header.more(), part: body },
+        Kind::Cont => {
+            // A head is a later version's, and its unknown tail ignored as any other's.
+            if header.more() && body.len() < MIN_PART_LEN {
+                return Err(DecodeError::Malformed {
+                    kind: kind.name(),
+                    why: "a part that is not the last is too short",
+                });
+            }
+            Frame::Cont { id, more: header.more(), part: body }
+        }
         Kind::Cancel => Frame::Cancel { id },
         Kind::Ping => Frame::Ping(opaque(kind, head)?),
         Kind::Pong => Frame::Pong(opaque(kind, head)?),

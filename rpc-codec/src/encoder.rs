@@ -6,7 +6,8 @@ use crate::{
     details::{self, FieldTooLong},
     error::EncodeError,
     frame::{GoAwayReason, RequestHead},
-    header::{COUNTED_LEN, HEADER_LEN, Kind},
+    header::{COUNTED_LEN, FLAG_MORE, HEADER_LEN, Kind},
+    parts::{PART_LEN, Remainder},
 };
 
 /// The length of a REQUEST's header and head without metadata; the shortest frame of a call.
@@ -51,12 +52,18 @@ impl OpenFrame {
         self.start + HEADER_LEN + self.head_len(out)
     }
 
+    /// Ends a frame that is all body.
+    pub(crate) fn finish_part(self, out: &mut [u8], kind: Kind, flags: u8, id: CallId) {
+        self.write_header(out, kind, 0, id);
+        out[self.start + FLAGS_AT] = flags;
+    }
+
     fn write_header(self, out: &mut [u8], kind: Kind, head_len: usize, id: CallId) {
-        let len = (out.len() - self.start - 4) as u32;
+        let len = (out.len() - self.start - LEN_LEN) as u32;
         let header = &mut out[self.start..self.start + HEADER_LEN];
-        header[..4].copy_from_slice(&len.to_be_bytes());
+        header[..LEN_LEN].copy_from_slice(&len.to_be_bytes());
         header[KIND_AT] = kind as u8;
-        header[5] = 0;
+        header[FLAGS_AT] = 0;
         header[HEAD_LEN_AT..8].copy_from_slice(&(head_len as u16).to_be_bytes());
         header[8..].copy_from_slice(&id.to_wire().to_be_bytes());
     }
@@ -122,39 +129,42 @@ impl OpenMessage {
     ///
     /// # Errors
     ///
-    /// The body, the head or the frame would be longer than the receiver takes.
+    /// The body would be longer than the receiver takes, or the head than a frame.
     #[inline]
     pub fn check(&self, out: &[u8], bounds: SendBounds) -> Result<(), EncodeError> {
-        let body_start = self.frame.body_start(out);
-        let body_len = (out.len() - body_start) as u64;
-        let rest_len = (body_start - self.frame.start - 4) as u64;
-        let Some(room) = u64::from(bounds.max_frame).checked_sub(rest_len) else {
-            let len = self.frame.head_len(out);
-            return Err(EncodeError::HeadTooLong { len, max: max_head(bounds.max_frame) });
-        };
-        let max = u64::from(bounds.max_message).min(room);
-        if body_len > max { Err(EncodeError::MessageTooLong { len: body_len, max }) } else { Ok(()) }
+        let (body_len, max) = ((out.len() - self.frame.body_start(out)) as u64, u64::from(bounds.max_message));
+        if body_len > max {
+            return Err(EncodeError::MessageTooLong { len: body_len, max });
+        }
+        let (head_len, max) = (self.frame.head_len(out), max_head(bounds.max_frame));
+        if head_len > max { Err(EncodeError::HeadTooLong { len: head_len, max }) } else { Ok(()) }
     }
 
-    /// Ends the frame: patches the lengths and the id.
+    /// Ends the frame: patches the lengths and the id. Of a body that is longer than a part, the
+    /// frame has the first; what is left goes into CONT frames.
     ///
     /// # Errors
     ///
     /// As for [`OpenMessage::check`]; `out` is cut back to where the frame began.
-    pub fn finish(self, out: &mut Vec<u8>, id: CallId, bounds: SendBounds) -> Result<(), EncodeError> {
+    pub fn finish(self, out: &mut Vec<u8>, id: CallId, bounds: SendBounds) -> Result<Option<Remainder>, EncodeError> {
         if let Err(error) = self.check(out, bounds) {
             self.abandon(out);
             return Err(error);
         }
         let frame = self.frame;
-        let body_len = (out.len() - frame.body_start(out)) as u32;
-        let frame_len = (out.len() - frame.start - 4) as u32;
+        let body_start = frame.body_start(out);
+        let body_len = out.len() - body_start;
+        let room = bounds.max_frame as usize - (body_start - frame.start - LEN_LEN);
+        let first = PART_LEN.min(room);
+        let remainder = (body_len > first).then(|| Remainder::new(out.split_off(body_start + first)));
+        let frame_len = (out.len() - frame.start - LEN_LEN) as u32;
         let header = &mut out[frame.start..];
         let body_len_at = HEADER_LEN + if header[KIND_AT] == Kind::Request as u8 { 20 } else { 4 };
-        header[..4].copy_from_slice(&frame_len.to_be_bytes());
-        header[body_len_at..body_len_at + 4].copy_from_slice(&body_len.to_be_bytes());
+        header[..LEN_LEN].copy_from_slice(&frame_len.to_be_bytes());
+        header[FLAGS_AT] = if remainder.is_some() { FLAG_MORE } else { 0 };
+        header[body_len_at..body_len_at + 4].copy_from_slice(&(body_len as u32).to_be_bytes());
         patch_id(header, id);
-        Ok(())
+        Ok(remainder)
     }
 
     /// Takes the frame back; `out` is as it was before.
@@ -252,5 +262,8 @@ fn write_response_head(out: &mut Vec<u8>, code: StatusCode, executed: Executed) 
     out.extend_from_slice(&[code.to_wire(), executed.to_wire(), 0, 0, 0, 0, 0, 0]);
 }
 
+/// The length of a frame's length field, which does not count itself.
+const LEN_LEN: usize = 4;
 const KIND_AT: usize = 4;
+const FLAGS_AT: usize = 5;
 const HEAD_LEN_AT: usize = 6;

@@ -74,7 +74,7 @@ pub enum DecodeError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {
-    /// The frame would be longer than the receiver takes.
+    /// The body is longer than the receiver takes.
     #[error("message of {len} bytes exceeds the limit of {max}")]
     MessageTooLong {
         /// The length of the body in bytes.
@@ -107,10 +107,29 @@ pub enum HeadError {
         /// What is there.
         actual: usize,
     },
+    /// The parts of the body do not add up.
+    #[error(transparent)]
+    Parts(#[from] PartError),
+    /// The body is compressed, which was not asked for.
+    #[error("the body is compressed by {0}, which this end does not take")]
+    Compression(u8),
     /// The metadata breaks a rule.
     #[error("bad metadata")]
     Metadata(#[from] MetadataError),
     /// Text is not UTF-8.
     #[error("the status message is not UTF-8")]
     Text,
+}
+
+/// The parts of a body do not add up to the length that its head said. It costs that call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the head says a body of {claimed} bytes, the parts have {actual}{}", if *more { " and go on" } else { "" })]
+#[non_exhaustive]
+pub struct PartError {
+    /// What the head says.
+    pub claimed: usize,
+    /// What the parts have.
+    pub actual: usize,
+    /// Whether more were to follow.
+    pub more: bool,
 }

@@ -24,7 +24,7 @@ pub struct Hello {
     pub min_version: u8,
     /// The highest version spoken.
     pub max_version: u8,
-    /// The longest frame taken, without its length field; at least 4,096.
+    /// The longest frame taken, without its length field; at least 8,192.
     pub max_frame: u32,
     /// The longest body taken.
     pub max_message: u32,
@@ -117,7 +117,7 @@ impl Hello {
             return Err(DecodeError::NoCommonVersion { min: hello.min_version, max: hello.max_version });
         }
         if hello.max_frame < MIN_MAX_FRAME {
-            return Err(malformed("the longest frame it takes is below 4,096 bytes"));
+            return Err(malformed("the longest frame it takes is below 8,192 bytes"));
         }
         Ok(Some((hello, header.frame_len)))
     }
@@ -178,8 +178,9 @@ impl FromIterator<CodecId> for CodecSet {
 
 /// Magic bytes and versions, in front of the fields.
 const FIXED_LEN: usize = MAGIC.len() + 2;
-/// Every end takes frames of this length: a refusal or a GOAWAY fits and is sent without asking.
-const MIN_MAX_FRAME: u32 = 4096;
+/// Every end takes frames of this length: a refusal, a GOAWAY or the shortest part fits and is sent
+/// without asking.
+const MIN_MAX_FRAME: u32 = 8192;
 
 const TLV_MAX_FRAME: u16 = 1;
 const TLV_MAX_MESSAGE: u16 = 2;

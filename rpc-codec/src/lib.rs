@@ -22,6 +22,7 @@ mod error;
 mod frame;
 mod header;
 mod hello;
+mod parts;
 pub mod payload;
 
 pub use decoder::{Decoded, FrameDecoder};
@@ -29,8 +30,9 @@ pub use encoder::{
     EMPTY_REQUEST_LEN, EMPTY_RESPONSE_LEN, OpenMessage, SendBounds, encode_cancel, encode_go_away, encode_ping,
     encode_pong, encode_refusal, encode_status, patch_id,
 };
-pub use error::{DecodeError, EncodeError, HeadError};
+pub use error::{DecodeError, EncodeError, HeadError, PartError};
 pub use frame::{Frame, GoAway, GoAwayReason, RequestFrame, RequestHead, ResponseFrame};
 pub use header::{HEADER_LEN, Kind};
 pub use hello::{CodecSet, Hello, MAGIC, MAX_HELLO_LEN, VERSION};
+pub use parts::{Assembly, MIN_PART_LEN, PART_LEN, Remainder};
 pub use payload::{Codec, CodecId, PayloadError};

@@ -159,6 +159,12 @@ reasons! {
     /// The body is longer than a message may be.
     MessageTooLarge "MESSAGE_TOO_LARGE" ResourceExhausted ("max_len", "len")
         "the message is longer than the server takes",
+    /// As many bytes of bodies are in flight as the limit allows. Come back after the delay.
+    BodyBudget "BODY_BUDGET" ResourceExhausted ("max_bytes", "bytes")
+        "the limit of bytes of bodies in flight is reached",
+    /// The rest of the body did not arrive at the least rate.
+    BodyTooSlow "BODY_TOO_SLOW" DeadlineExceeded ("min_bytes_per_second", "bytes")
+        "the rest of the body came too slowly",
     /// The head or the metadata of the request is not well formed.
     MalformedRequest "MALFORMED_REQUEST" InvalidArgument ("", "")
         "the request's head is malformed",

@@ -79,17 +79,39 @@ impl ServerBuilder {
         self
     }
 
-    /// The longest frame taken from a client in bytes, at least 64 KiB. It bounds messages as well.
+    /// The longest frame taken from a client in bytes, at least 64 KiB. Longer bodies come in parts.
     /// Default: 256 KiB.
     pub fn max_frame(mut self, bytes: u32) -> Self {
         self.config.max_frame = bytes;
         self
     }
 
-    /// The longest body of a request in bytes. Bodies must fit into a frame for now, so
-    /// [`Self::max_frame`] bounds it as well. Default: 4 MiB, which leaves it at 256 KiB.
+    /// The longest body of a request in bytes. Default: 4 MiB.
     pub fn max_message(mut self, bytes: u32) -> Self {
         self.config.max_message = bytes;
+        self
+    }
+
+    /// Bytes of request bodies that arrive in parts, in the whole server. A call takes the length that
+    /// its first part claims before any memory is spent, and gives it back when its response has been
+    /// written; one that finds too little left is refused. At least [`Self::max_message`].
+    /// Default: 256 MiB.
+    pub fn body_budget(mut self, bytes: u64) -> Self {
+        self.config.body_budget = bytes;
+        self
+    }
+
+    /// As [`Self::body_budget`], on each connection. Default: 16 MiB.
+    pub fn body_budget_per_connection(mut self, bytes: u64) -> Self {
+        self.config.body_budget_per_connection = bytes;
+        self
+    }
+
+    /// How many bytes per second of a body in parts must arrive, on the average and after ten seconds
+    /// of grace. A call whose body comes more slowly is refused. `None` takes any rate.
+    /// Default: 16 KiB.
+    pub fn min_body_rate(mut self, bytes_per_second: impl Into<Option<u32>>) -> Self {
+        self.config.min_body_rate = bytes_per_second.into();
         self
     }
 

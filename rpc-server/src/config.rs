@@ -5,7 +5,7 @@ use std::time::Duration;
 use rpc_codec::{CodecId, CodecSet};
 use rpc_core::limit::Rate;
 
-use crate::error::BuildError;
+use crate::{body::LeastRate, error::BuildError};
 
 /// The settings of a server. [`crate::ServerBuilder`] sets them.
 #[derive(Clone, Debug)]
@@ -23,6 +23,13 @@ pub(crate) struct Config {
     /// Bounds what one peer may make us buffer.
     pub(crate) max_frame: u32,
     pub(crate) max_message: u32,
+    /// Bytes of bodies in parts, from their first part until the response has been written: what is
+    /// put together from parts is memory that a peer fills.
+    pub(crate) body_budget: u64,
+    /// So that one connection cannot take all of it.
+    pub(crate) body_budget_per_connection: u64,
+    /// A body that comes more slowly holds its budget for too long. None takes any rate.
+    pub(crate) min_body_rate: Option<u32>,
     /// Long enough for a slow network, short enough that silent peers do not pile up.
     pub(crate) handshake_timeout: Duration,
     /// A peer that takes no byte for this long is stuck, and holds permits.
@@ -46,6 +53,9 @@ impl Default for Config {
             max_connections: 10_000,
             max_frame: 256 * 1024,
             max_message: 4 * 1024 * 1024,
+            body_budget: 256 * 1024 * 1024,
+            body_budget_per_connection: 16 * 1024 * 1024,
+            min_body_rate: Some(16 * 1024),
             handshake_timeout: Duration::from_secs(5),
             write_timeout: Duration::from_secs(30),
             write_high_water: 256 * 1024,
@@ -63,6 +73,7 @@ impl Config {
             ("max_concurrent_calls_per_connection", self.max_concurrent_calls_per_connection),
             ("max_connections", self.max_connections),
             ("max_message", u64::from(self.max_message)),
+            ("min_body_rate", self.min_body_rate.map_or(1, u64::from)),
             ("write_high_water", self.write_high_water as u64),
         ] {
             if value == 0 {
@@ -78,9 +89,25 @@ impl Config {
                 other_value: u64::from(self.max_frame),
             });
         }
+        // Otherwise a body that may be sent could never pass.
+        for (setting, value, other, other_value) in [
+            ("max_message", self.max_message.into(), "body_budget_per_connection", self.body_budget_per_connection),
+            ("max_message", self.max_message.into(), "body_budget", self.body_budget),
+        ] {
+            if value > other_value {
+                return Err(BuildError::Relation { setting, value, other, other_value });
+            }
+        }
         Ok(())
+    }
+
+    /// How slowly a body in parts may come.
+    pub(crate) fn least_body_rate(&self) -> Option<LeastRate> {
+        self.min_body_rate.map(|bytes_per_second| LeastRate { bytes_per_second, grace: BODY_GRACE })
     }
 }
 
+/// How late a body may be in all, before its rate counts.
+const BODY_GRACE: Duration = Duration::from_secs(10);
 /// What a client may send before it has the server's HELLO; a server must take it.
 const MIN_MAX_FRAME: u32 = 64 * 1024;

@@ -13,7 +13,7 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{DecodeError, FrameDecoder, GoAwayReason, Hello, SendBounds, encode_go_away};
-use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Executed, Status};
+use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Executed, Status, limit::ConcurrencyLimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     task::{JoinSet, coop},
@@ -60,6 +60,10 @@ pub(crate) struct Connection<T> {
     pub(crate) going_away: Option<CallId>,
     /// What the client takes.
     pub(crate) bounds: SendBounds,
+    /// Bytes of bodies that arrive in parts; made with the first of them.
+    pub(crate) bodies: Option<Arc<ConcurrencyLimit>>,
+    /// We have not read for a while, because the client did not.
+    pub(crate) reads_paused: bool,
     pub(crate) decoder: FrameDecoder,
     state: State,
     /// The client said GOAWAY: the end of its stream is then no loss.
@@ -133,7 +137,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             info: Arc::new(info),
             pipeline: Pipeline::new(),
             methods: Vec::new(),
-            in_flight: InFlight::new(Share::of(&server.gauges.parked)),
+            in_flight: InFlight::new(server.config.least_body_rate(), Share::of(&server.gauges.parked)),
             tasks: JoinSet::new(),
             ready,
             writer: Writer::new(Share::of(&server.gauges.buffered_bytes)),
@@ -142,6 +146,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             last_id: CallId::CONNECTION,
             going_away: None,
             bounds: SendBounds { max_frame: hello.max_frame, max_message: hello.max_message },
+            bodies: None,
+            reads_paused: false,
             decoder: FrameDecoder::new(server.config.max_frame),
             state: State::Handshake { until },
             client_leaves: false,
@@ -220,6 +226,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Ok(Turn::Again);
         }
         let read = self.read(cx)?;
+        self.refuse_slow_bodies(matches!(read, ReadEnd::Dry), now);
         // Tasks that were spawned just now wake us only once they have been polled for.
         self.poll_tasks(cx);
         self.flush(cx, now)?;
@@ -300,8 +307,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     /// Above the mark we stop reading: the peer must take what it asked for first.
-    fn is_above_mark(&self) -> bool {
-        self.writer.unsent() > self.server.config.write_high_water
+    pub(crate) fn is_above_mark(&self) -> bool {
+        self.writer.pressure() > self.server.config.write_high_water
     }
 
     /// Whether to take on no more in this turn.
@@ -354,6 +361,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Err(Broken::Refused(GoAwayReason::Other(CLOSED_BY_HANDLER), message));
         }
         self.bounds = SendBounds { max_frame: hello.max_frame, max_message: hello.max_message };
+        self.writer.max_frame = hello.max_frame;
         self.server.hello(&self.server.config).encode(&mut self.writer.out);
         self.state = State::Open;
         let Self { pipeline, info, .. } = self;
@@ -367,6 +375,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.read_closed = true;
         let handshake = matches!(self.state, State::Handshake { .. });
         if self.client_leaves || (handshake && self.partial.is_empty()) {
+            self.refuse_incomplete_bodies();
             return Ok(());
         }
         Err(Broken::Lost(io::ErrorKind::UnexpectedEof.into()))
@@ -484,12 +493,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             State::Handshake { until } | State::Closing { until } | State::Lingering { until, .. } => Some(until),
             State::Open => None,
         };
-        [state, self.in_flight.next_expiry(), self.write_stalls].into_iter().flatten().min()
+        let slow = if self.reads_paused { None } else { self.in_flight.next_slow() };
+        [state, self.in_flight.next_expiry(), slow, self.write_stalls].into_iter().flatten().min()
     }
 
     /// Cancels every call; then, if the peer may still read, tells it why and closes.
     fn break_off(&mut self, broken: Broken) -> Turn {
         self.cancel_all();
+        self.writer.abandon_parts();
         // The turn that broke may not have come to them.
         self.woken.clear();
         match broken {

@@ -17,7 +17,8 @@ use rpc_core::{
 /// The figures of a server at one moment.
 ///
 /// At every instant `calls.acquired == calls.released + calls.held`. When nothing runs and nobody
-/// is connected, `calls.held`, `connections`, `calls_parked` and `buffered_bytes` are zero.
+/// is connected, `calls.held`, `connections`, `calls_parked`, `buffered_bytes` and `body_bytes` are
+/// zero.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -29,6 +30,8 @@ pub struct Snapshot {
     pub connections: u64,
     /// Response bytes that the sockets have not taken yet.
     pub buffered_bytes: u64,
+    /// Bytes reserved for request bodies that came, or come, in parts.
+    pub body_bytes: u64,
     /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
     pub refused: BTreeMap<&'static str, u64>,
     /// Services, handlers and codecs that panicked.
@@ -46,6 +49,8 @@ pub struct Snapshot {
 pub(crate) struct Gauges {
     pub(crate) calls: Arc<ConcurrencyLimit>,
     pub(crate) connections: Arc<ConcurrencyLimit>,
+    /// In bytes.
+    pub(crate) bodies: Arc<ConcurrencyLimit>,
     pub(crate) refused: RefusedCounts,
     pub(crate) parked: Arc<AtomicU64>,
     pub(crate) buffered_bytes: Arc<AtomicU64>,
@@ -56,10 +61,15 @@ pub(crate) struct Gauges {
 }
 
 impl Gauges {
-    pub(crate) fn new(calls: Arc<ConcurrencyLimit>, connections: Arc<ConcurrencyLimit>) -> Self {
+    pub(crate) fn new(
+        calls: Arc<ConcurrencyLimit>,
+        connections: Arc<ConcurrencyLimit>,
+        bodies: Arc<ConcurrencyLimit>,
+    ) -> Self {
         Self {
             calls,
             connections,
+            bodies,
             refused: RefusedCounts::default(),
             parked: Arc::default(),
             buffered_bytes: Arc::default(),
@@ -76,6 +86,7 @@ impl Gauges {
             calls_parked: self.parked.load(Ordering::Relaxed),
             connections: self.connections.snapshot().held,
             buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
+            body_bytes: self.bodies.snapshot().held,
             refused: self.refused.snapshot(),
             panics: self.panics.load(Ordering::Relaxed),
             methods_demoted: self.methods_demoted.load(Ordering::Relaxed),
@@ -126,7 +137,9 @@ pub(crate) const GLOBAL: &str = "global";
 pub(crate) const CONNECTION: &str = "connection";
 pub(crate) const GLOBAL_RATE: &str = "global rate";
 pub(crate) const CONNECTION_RATE: &str = "connection rate";
-const LIMITS: [&str; 4] = [GLOBAL, CONNECTION, GLOBAL_RATE, CONNECTION_RATE];
+pub(crate) const GLOBAL_BODIES: &str = "global bodies";
+pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
+const LIMITS: [&str; 6] = [GLOBAL, CONNECTION, GLOBAL_RATE, CONNECTION_RATE, GLOBAL_BODIES, CONNECTION_BODIES];
 
 impl Default for RefusedCounts {
     fn default() -> Self {

@@ -10,18 +10,24 @@ use std::{
     time::Instant,
 };
 
-use bytes::Bytes;
 use rpc_core::{CallId, Context, Deadline};
 use slab::Slab;
 use tokio::task::AbortHandle;
 
-use crate::{call::Opening, gauges::Share, method::IdHasher, pipeline::Decision, ready::SlotWaker};
+use crate::{
+    body::{LeastRate, Upload},
+    call::Opening,
+    gauges::Share,
+    method::IdHasher,
+    pipeline::Decision,
+    ready::SlotWaker,
+};
 
 /// The pending calls of one connection.
 ///
 /// ```text
-///   pipeline --Wait--> Waiting --Pass--> Slot (polled in place) ---> answered
-///        \________________________________/  \-- too slow --> Task --/
+///   pipeline --Wait--> Waiting --Pass--> Receiving --whole--> Slot (polled in place) ---> answered
+///        \___________________\_______________\_______________/  \-- too slow --> Task --/
 /// ```
 ///
 /// Cancelling, expiry and the end of the connection take a call out of any of these states.
@@ -31,6 +37,9 @@ pub(crate) struct InFlight {
     by_id: HashMap<CallId, usize, BuildHasherDefault<IdHasher>>,
     /// No call expires before this. It may be early, since a call that ends does not move it.
     next_expiry: Option<Instant>,
+    /// No body has come too slowly before this; early in the same way.
+    next_slow: Option<Instant>,
+    least_rate: Option<LeastRate>,
     gauge: Share,
 }
 
@@ -51,12 +60,21 @@ pub(crate) enum Place {
     Task { abort: AbortHandle, context: Context },
     /// It waits in the pipeline at this position.
     Waiting(Box<Waiting>),
+    /// It was let through, and waits for the rest of its body.
+    Receiving(Box<Receiving>),
+}
+
+/// A call whose body arrives in parts.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    pub(crate) opening: Opening,
+    pub(crate) upload: Upload,
 }
 
 /// A call that waits in the pipeline for a handler's future to decide.
 pub(crate) struct Waiting {
     pub(crate) opening: Opening,
-    pub(crate) body: Bytes,
+    pub(crate) upload: Upload,
     pub(crate) at: usize,
     pub(crate) future: HandlerFuture,
     pub(crate) waker: Arc<SlotWaker>,
@@ -75,8 +93,9 @@ impl Drop for HandlerFuture {
 }
 
 impl InFlight {
-    pub(crate) fn new(gauge: Share) -> Self {
-        Self { calls: Slab::new(), by_id: HashMap::default(), next_expiry: None, gauge }
+    /// No calls; bodies of later ones come at `least_rate` or faster.
+    pub(crate) fn new(least_rate: Option<LeastRate>, gauge: Share) -> Self {
+        Self { calls: Slab::new(), by_id: HashMap::default(), next_expiry: None, next_slow: None, least_rate, gauge }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -94,7 +113,10 @@ impl InFlight {
 
     pub(crate) fn insert(&mut self, call: Pending) -> usize {
         if let Some(expiry) = call.deadline.instant() {
-            self.next_expiry = Some(self.next_expiry.map_or(expiry, |next| next.min(expiry)));
+            self.next_expiry = earlier(self.next_expiry, Some(expiry));
+        }
+        if let (Some(upload), Some(rate)) = (call.place.upload(), self.least_rate) {
+            self.next_slow = earlier(self.next_slow, upload.too_slow_at(rate));
         }
         let id = call.id;
         let key = self.calls.insert(call);
@@ -140,10 +162,67 @@ impl InFlight {
         expired.into_iter().map(|(key, _)| key).collect()
     }
 
+    /// When to look for bodies that come too slowly next.
+    pub(crate) fn next_slow(&self) -> Option<Instant> {
+        self.next_slow
+    }
+
+    /// The keys of calls whose bodies have come too slowly at `now`, with the rate they broke.
+    pub(crate) fn too_slow(&mut self, now: Instant) -> Vec<(usize, LeastRate)> {
+        let Some(rate) = self.least_rate.filter(|_| self.next_slow.is_some_and(|next| next <= now)) else {
+            return Vec::new();
+        };
+        let due = |call: &Pending| call.place.upload()?.too_slow_at(rate);
+        let (slow, later): (Vec<_>, Vec<_>) =
+            self.calls.iter().filter_map(|(key, call)| Some((key, due(call)?))).partition(|&(_, due)| due <= now);
+        self.next_slow = later.into_iter().map(|(_, due)| due).min();
+        slow.into_iter().map(|(key, _)| (key, rate)).collect()
+    }
+
+    /// Lets the rates of all bodies count from `now` on.
+    pub(crate) fn restart_uploads(&mut self, now: Instant) {
+        self.next_slow = None;
+        for (_, call) in &mut self.calls {
+            if let (Some(upload), Some(rate)) = (call.place.upload_mut(), self.least_rate) {
+                upload.restart(now);
+                self.next_slow = earlier(self.next_slow, upload.too_slow_at(rate));
+            }
+        }
+    }
+
+    /// The keys of calls whose bodies are not complete.
+    pub(crate) fn incomplete(&self) -> Vec<usize> {
+        let incomplete = |place: &Place| place.upload().is_some_and(|upload| !upload.is_complete());
+        self.calls.iter().filter(|(_, call)| incomplete(&call.place)).map(|(key, _)| key).collect()
+    }
+
     /// The keys of all calls.
     pub(crate) fn keys(&self) -> Vec<usize> {
         self.calls.iter().map(|(key, _)| key).collect()
     }
+}
+
+impl Place {
+    fn upload(&self) -> Option<&Upload> {
+        match self {
+            Self::Waiting(waiting) => Some(&waiting.upload),
+            Self::Receiving(receiving) => Some(&receiving.upload),
+            Self::Slot(_) | Self::Task { .. } => None,
+        }
+    }
+
+    /// The body, while the call has not been started.
+    pub(crate) fn upload_mut(&mut self) -> Option<&mut Upload> {
+        match self {
+            Self::Waiting(waiting) => Some(&mut waiting.upload),
+            Self::Receiving(receiving) => Some(&mut receiving.upload),
+            Self::Slot(_) | Self::Task { .. } => None,
+        }
+    }
+}
+
+fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    a.into_iter().chain(b).min()
 }
 
 impl std::fmt::Debug for Place {
@@ -152,6 +231,7 @@ impl std::fmt::Debug for Place {
             Self::Slot(slot) => write!(f, "Slot({slot})"),
             Self::Task { .. } => f.write_str("Task"),
             Self::Waiting(waiting) => write!(f, "Waiting(at {})", waiting.at),
+            Self::Receiving(receiving) => write!(f, "Receiving({} bytes)", receiving.upload.len()),
         }
     }
 }
@@ -164,7 +244,7 @@ mod tests {
 
     #[test]
     fn calls_expire_at_their_deadlines_and_not_before() {
-        let mut calls = InFlight::new(Share::of(&Arc::new(AtomicU64::new(0))));
+        let mut calls = InFlight::new(None, Share::of(&Arc::new(AtomicU64::new(0))));
         let now = Instant::now();
         let mut insert = |sequence, deadline| {
             calls.insert(Pending { id: CallId::new(sequence, 0), method: 0, deadline, place: Place::Slot(0) })

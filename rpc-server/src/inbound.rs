@@ -9,21 +9,21 @@ use std::{
     time::Instant,
 };
 
-use bytes::Bytes;
 use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, RequestFrame, encode_pong};
 use rpc_core::{
     CallId, Deadline, Executed, Refusal, RefusalReason, Status,
-    limit::{CallPermit, HeldPermit},
+    limit::{CallPermit, ConcurrencyLimit, HeldPermit, Reservation},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
     batch::Batch,
+    body::Body,
     call::{Call, Opening},
     clock::{self, Reading},
     connection::{Broken, CLOSED_BY_HANDLER, Connection},
-    gauges::CONNECTION,
-    in_flight::{HandlerFuture, Pending, Place, Waiting},
+    gauges::{CONNECTION, CONNECTION_BODIES},
+    in_flight::{HandlerFuture, Pending, Place, Receiving, Waiting},
     pipeline::Decision,
     ready::{Key, SlotWaker},
     unary::{Ended, Outbox, Started, Starting, TaskEnd},
@@ -51,8 +51,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     self.refuse(id, None, 0, &Refusal::new(RefusalReason::MalformedRequest));
                 }
             }
-            // Parts of a body that was refused with its first frame are discarded.
-            Frame::Cont { id, .. } if id <= self.last_id => self.ignore_frame(),
+            Frame::Cont { id, more, part } if id <= self.last_id => self.part(id, part, more, now)?,
             Frame::Pong(_) | Frame::Ignored { .. } => self.ignore_frame(),
             other => return Err(unexpected(&other)),
         }
@@ -99,6 +98,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 return Ok(());
             }
         };
+        let mut permit = CallPermit::default();
+        if request.more {
+            match self.reserve_body(request.body_len) {
+                Ok(bytes) => permit.reserve(bytes),
+                Err(refusal) => {
+                    self.refuse(id, Some(method), 0, &refusal);
+                    return Ok(());
+                }
+            }
+        }
         let mut opening = Opening {
             id,
             received: now,
@@ -109,9 +118,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             attempt: request.head.attempt,
             body_len: request.body_len,
             metadata,
-            permit: CallPermit::default(),
+            permit,
         };
-        let admitted = self.admit(&mut opening, method, request.body, 0, cx);
+        let admitted = self.admit(&mut opening, method, &mut Body::InFrame(request.body), 0, cx);
         self.batch.count();
         admitted
     }
@@ -130,10 +139,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             let compression = u64::from(head.compression);
             return Err(Refusal::new(RefusalReason::UnsupportedCompression).with_limit("", 0, compression));
         }
-        // A body in parts is longer than a frame, which is the most that is taken for now.
-        let max = config.max_message.min(config.max_frame);
-        if request.more || request.body_len > max {
-            let (max, len) = (u64::from(max), u64::from(request.body_len));
+        if request.body_len > config.max_message {
+            let (max, len) = (u64::from(config.max_message), u64::from(request.body_len));
             return Err(Refusal::new(RefusalReason::MessageTooLarge).with_limit("", max, len));
         }
         let (max, pending) = (config.max_concurrent_calls_per_connection, self.in_flight.len() as u64);
@@ -146,13 +153,106 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         Ok(())
     }
 
+    /// Takes what a body in parts will need, before any of it is kept.
+    fn reserve_body(&mut self, len: u32) -> Result<Reservation, Refusal> {
+        let Self { server, bodies, .. } = self;
+        let config = &server.config;
+        let limit = bodies.get_or_insert_with(|| {
+            let max = Some(config.body_budget_per_connection);
+            ConcurrencyLimit::within(Arc::clone(&server.gauges.bodies), CONNECTION_BODIES, max)
+                .expect("checked when the server was built")
+        });
+        limit.try_reserve(len.into()).map_err(|full| {
+            Refusal::new(RefusalReason::BodyBudget)
+                .with_limit(full.limit, full.max, full.in_flight)
+                .with_retry_delay(config.concurrency_retry_delay)
+        })
+    }
+
+    /// Adds a part to the body of a call. The last one starts the call, if it was let through.
+    fn part(&mut self, id: CallId, part: &[u8], more: bool, now: Reading) -> Result<(), Broken> {
+        let Some(key) = self.in_flight.key_of(id) else {
+            // The call was refused, or ended otherwise, while its parts were under way.
+            self.ignore_frame();
+            return Ok(());
+        };
+        let upload = self.in_flight.get_mut(key).and_then(|pending| pending.place.upload_mut());
+        let Some(upload) = upload.filter(|upload| !upload.is_complete()) else {
+            let message = format!("the body of call {id} goes on after its last part");
+            return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
+        };
+        match upload.add(part, more) {
+            Ok(false) => {}
+            Ok(true) => self.received(key, now),
+            Err(_) => self.refuse_pending(key, &Refusal::new(RefusalReason::MalformedRequest)),
+        }
+        Ok(())
+    }
+
+    /// Starts a call whose body is complete, unless it still waits in the pipeline.
+    fn received(&mut self, key: usize, now: Reading) {
+        if !matches!(self.in_flight.get_mut(key), Some(Pending { place: Place::Receiving(_), .. })) {
+            return;
+        }
+        let Some(Pending { method, place: Place::Receiving(receiving), .. }) = self.in_flight.remove(key) else {
+            return;
+        };
+        let Receiving { mut opening, upload } = *receiving;
+        if opening.deadline.is_expired(now.instant) {
+            let handlers = self.pipeline.len();
+            self.refuse(opening.id, Some(method), handlers, &Refusal::new(RefusalReason::DeadlineExpired));
+        } else {
+            self.start(&mut opening, method, &mut Body::Kept(upload));
+        }
+        self.batch.count();
+    }
+
+    /// Turns a call away whose body is not complete.
+    fn refuse_pending(&mut self, key: usize, refusal: &Refusal) {
+        let Some(Pending { id, method, place, .. }) = self.in_flight.remove(key) else { return };
+        let passed = match &place {
+            Place::Waiting(waiting) => waiting.at,
+            _ => self.pipeline.len(),
+        };
+        drop(place);
+        self.refuse(id, Some(method), passed, refusal);
+    }
+
+    /// Turns away the calls whose bodies come too slowly: there is `nothing_to_read`, so it is not us
+    /// who are slow.
+    pub(crate) fn refuse_slow_bodies(&mut self, nothing_to_read: bool, now: Instant) {
+        if self.is_above_mark() {
+            self.reads_paused = true;
+            return;
+        }
+        if mem::take(&mut self.reads_paused) {
+            self.in_flight.restart_uploads(now);
+        }
+        if !nothing_to_read {
+            return;
+        }
+        for (key, rate) in self.in_flight.too_slow(now) {
+            let upload = self.in_flight.get_mut(key).and_then(|pending| pending.place.upload_mut());
+            let received = upload.map_or(0, |upload| upload.len());
+            let refusal = Refusal::new(RefusalReason::BodyTooSlow);
+            self.refuse_pending(key, &refusal.with_limit("", rate.bytes_per_second.into(), received as u64));
+        }
+    }
+
+    /// The client sends nothing more: bodies that are not complete never will be.
+    pub(crate) fn refuse_incomplete_bodies(&mut self) {
+        for key in self.in_flight.incomplete() {
+            self.refuse_pending(key, &Refusal::new(RefusalReason::MalformedRequest));
+        }
+    }
+
     /// Passes the call through the pipeline from position `from` on, and starts it if it is let
     /// through.
     fn admit(
         &mut self,
         opening: &mut Opening,
         method: u32,
-        body: &[u8],
+        body: &mut Body<'_>,
         mut from: usize,
         cx: &mut TaskContext<'_>,
     ) -> Result<(), Broken> {
@@ -170,7 +270,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 return Ok(());
             };
             let Some((at, decision)) = stopped else {
-                self.start(opening, method, body);
+                self.let_through(opening, method, body);
                 return Ok(());
             };
             match decision {
@@ -189,7 +289,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         &mut self,
         opening: &mut Opening,
         method: u32,
-        body: &[u8],
+        body: &mut Body<'_>,
         at: usize,
         decision: Decision,
     ) -> Result<(), Broken> {
@@ -204,9 +304,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             Decision::Close(message) => {
                 return Err(Broken::Refused(GoAwayReason::Other(CLOSED_BY_HANDLER), message));
             }
-            Decision::Pass => self.start(opening, method, body),
+            Decision::Pass => self.let_through(opening, method, body),
         }
         Ok(())
+    }
+
+    /// Starts a call that has passed the pipeline, or waits for the rest of its body.
+    fn let_through(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>) {
+        if body.bytes().len() == opening.body_len as usize {
+            return self.start(opening, method, body);
+        }
+        let (id, deadline) = (opening.id, opening.deadline);
+        let upload = body.keep(opening.body_len, opening.received.instant);
+        let receiving = Receiving { opening: opening.take(), upload };
+        self.in_flight.insert(Pending { id, method, deadline, place: Place::Receiving(Box::new(receiving)) });
     }
 
     /// Whether writing gave permits back. Finished calls whose responses wait in the buffer are not
@@ -224,7 +335,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         &mut self,
         opening: &mut Opening,
         method: u32,
-        body: &[u8],
+        body: &mut Body<'_>,
         at: usize,
         future: Pin<Box<dyn Future<Output = Decision> + Send>>,
     ) {
@@ -232,7 +343,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let waker = SlotWaker::new(&self.ready, Key::Waiting(key));
         let (id, deadline) = (opening.id, opening.deadline);
         let future = HandlerFuture(future);
-        let waiting = Waiting { opening: opening.take(), body: Bytes::copy_from_slice(body), at, future, waker };
+        let upload = body.keep(opening.body_len, opening.received.instant);
+        let waiting = Waiting { opening: opening.take(), upload, at, future, waker };
         self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)) });
         // Nothing else polls it for the first time.
         self.ready.push(Key::Waiting(key));
@@ -256,20 +368,21 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let Some(Pending { method, place: Place::Waiting(waiting), .. }) = self.in_flight.remove(key) else {
             return Ok(());
         };
-        let Waiting { mut opening, body, at, .. } = *waiting;
+        let Waiting { mut opening, upload, at, .. } = *waiting;
+        let mut body = Body::Kept(upload);
         match decision {
             // Its deadline is looked at again: it may have passed in this very turn.
             Decision::Pass if opening.deadline.is_expired(clock::now()) => {
                 self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
                 Ok(())
             }
-            Decision::Pass => self.admit(&mut opening, method, &body, at + 1, cx),
-            decision => self.decided(&mut opening, method, &body, at, decision),
+            Decision::Pass => self.admit(&mut opening, method, &mut body, at + 1, cx),
+            decision => self.decided(&mut opening, method, &mut body, at, decision),
         }
     }
 
     /// Decodes and runs an admitted call: in place if its method is quick, else in a task.
-    fn start(&mut self, opening: &mut Opening, method: u32, body: &[u8]) {
+    fn start(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>) {
         let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
         let registered = server.methods.get(method);
         let (id, deadline) = (opening.id, opening.deadline);
@@ -365,6 +478,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         match self.in_flight.key_of(id) {
             Some(key) => self.end_pending(key, None),
+            None if self.writer.abandon(id) => {}
             // It crossed the answer on the way.
             None => self.ignore_frame(),
         }
@@ -391,6 +505,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 (HeldPermit::default(), Executed::Maybe)
             }
             Place::Waiting(waiting) => (waiting.opening.permit.into(), Executed::Never),
+            Place::Receiving(receiving) => (receiving.opening.permit.into(), Executed::Never),
         };
         if let Some(status) = status {
             let handlers = self.pipeline.len();

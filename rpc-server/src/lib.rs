@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod body;
 mod builder;
 mod call;
 mod clock;

@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use rpc_codec::{OpenMessage, encode_refusal, encode_status};
+use rpc_codec::{OpenMessage, Remainder, encode_refusal, encode_status};
 use rpc_core::{CallId, Executed, Metadata, Refusal, Status, StatusCode, limit::HeldPermit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -67,11 +67,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         outcome: Outcome,
         permit: HeldPermit,
     ) {
-        self.encode_response(id, method, upto, outcome);
-        self.writer.push(id, method, permit);
+        match self.encode_response(id, method, upto, outcome) {
+            None => self.writer.push(id, method, permit),
+            Some(remainder) => self.writer.push_parts(id, method, permit, remainder),
+        }
     }
 
-    fn encode_response(&mut self, id: CallId, method: Option<u32>, upto: usize, outcome: Outcome) {
+    /// What is left to be sent in parts, if anything is.
+    fn encode_response(&mut self, id: CallId, method: Option<u32>, upto: usize, outcome: Outcome) -> Option<Remainder> {
         let (message, mut status) = match outcome {
             Ok(message) => (Some(message), None),
             Err(status) => (None, Some(status)),
@@ -112,19 +115,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 // An error that says OK would be a success without a value.
                 let status = status.filter(|status| status.code() != StatusCode::Ok);
                 let status = status.unwrap_or_else(|| Status::internal("the call has no answer"));
-                encode_status(out, id, &status, self.bounds.max_frame)
+                encode_status(out, id, &status, self.bounds.max_frame).map(|()| None)
             }
         };
-        if let Err(error) = encoded {
+        encoded.unwrap_or_else(|error| {
             let status = Status::internal(format!("the response does not fit: {error}"));
             encode_status(out, id, &status, u32::MAX).expect("a short message fits");
-        }
+            None
+        })
     }
 
     /// Notes a call that the server's shutdown cuts off.
     pub(crate) fn note_cut(&mut self, key: usize) {
         let Some(Pending { id, method, place, .. }) = self.in_flight.get_mut(key) else { return };
-        let started = !matches!(place, Place::Waiting(_));
+        let started = !matches!(place, Place::Waiting(_) | Place::Receiving(_));
         let method = self.server.methods.get(*method).info.path().to_owned();
         self.server.note_cut(CutCall { id: *id, method, connection: (*self.info).clone(), started });
     }

@@ -29,7 +29,7 @@ use crate::{
     config::Config,
     connection::Connection,
     error::{BindError, BuildError},
-    gauges::{CONNECTION, CONNECTION_RATE, GLOBAL_RATE, Gauges, Snapshot},
+    gauges::{CONNECTION, CONNECTION_RATE, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Snapshot},
     handlers::{ConcurrencyHandler, DeadlineHandler, RateHandler},
     method::Methods,
     pipeline::Pipeline,
@@ -279,9 +279,10 @@ impl ServerCore {
         rate(CONNECTION_RATE, config.rate_per_connection)?;
         let calls = concurrency(crate::gauges::GLOBAL, config.max_concurrent_calls)?;
         let connections = concurrency("connections", Some(config.max_connections))?;
+        let bodies = concurrency(GLOBAL_BODIES, Some(config.body_budget))?;
         Ok(Self {
             global_rate: rate(GLOBAL_RATE, config.rate)?.map(Arc::new),
-            gauges: Gauges::new(calls, connections),
+            gauges: Gauges::new(calls, connections, bodies),
             methods,
             initializer,
             phase: AtomicU8::new(Phase::Serving as u8),
@@ -330,7 +331,7 @@ impl ServerCore {
     pub(crate) fn hello(&self, config: &Config) -> Hello {
         let mut hello = Hello::default();
         hello.max_frame = config.max_frame;
-        hello.max_message = config.max_message.min(config.max_frame);
+        hello.max_message = config.max_message;
         hello.advised_calls = u32::try_from(config.max_concurrent_calls_per_connection).unwrap_or(u32::MAX);
         hello.codecs = config.codecs;
         hello

@@ -18,6 +18,7 @@ use rpc_core::{CallId, ConnectionInfo, Context, Executed, Metadata, Status, limi
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
+    body::Body,
     call::{Claim, Opening},
     ready::{Key, Ready, SlotWaker},
 };
@@ -26,10 +27,10 @@ use crate::{
 /// ready at once boxes nothing.
 pub(crate) trait ConnMethod: Send {
     /// Decodes the arguments, makes the future and polls it once.
-    fn start(&mut self, call: Starting<'_>, out: &mut Outbox<'_>) -> Started;
+    fn start(&mut self, call: Starting<'_, '_>, out: &mut Outbox<'_>) -> Started;
 
     /// As `start`, but gives the future back to be run in a task of its own.
-    fn spawn(&mut self, call: Starting<'_>) -> Result<Task, Ended>;
+    fn spawn(&mut self, call: Starting<'_, '_>) -> Result<Task, Ended>;
 
     /// Polls a pending call again. `None` if the slot has no tenant, after a late wake-up.
     fn poll(&mut self, slot: u32, out: &mut Outbox<'_>) -> Option<(usize, Poll<Ended>)>;
@@ -43,9 +44,9 @@ pub(crate) trait ConnMethod: Send {
 
 /// An admitted call, its service still to be called.
 #[derive(Debug)]
-pub(crate) struct Starting<'a> {
+pub(crate) struct Starting<'a, 'b> {
     pub(crate) opening: &'a mut Opening,
-    pub(crate) body: &'a [u8],
+    pub(crate) body: &'a mut Body<'b>,
     pub(crate) connection: &'a Arc<ConnectionInfo>,
     /// Where the connection will keep the call if it is pending.
     pub(crate) parked: usize,
@@ -100,7 +101,7 @@ pub(crate) trait Shape: Send + 'static {
 
     const UNTOUCHED: bool;
 
-    fn decode(codec: CodecId, body: &[u8]) -> Result<Self::Args, PayloadError>;
+    fn decode(codec: CodecId, body: &mut Body<'_>) -> Result<Self::Args, PayloadError>;
     fn encode(codec: CodecId, reply: &Self::Reply, out: &mut Vec<u8>) -> Result<(), PayloadError>;
 }
 
@@ -118,8 +119,8 @@ where
 
     const UNTOUCHED: bool = false;
 
-    fn decode(codec: CodecId, body: &[u8]) -> Result<A, PayloadError> {
-        codec.decode(body)
+    fn decode(codec: CodecId, body: &mut Body<'_>) -> Result<A, PayloadError> {
+        codec.decode(body.bytes())
     }
 
     fn encode(codec: CodecId, reply: &R, out: &mut Vec<u8>) -> Result<(), PayloadError> {
@@ -137,8 +138,8 @@ impl Shape for Untouched {
 
     const UNTOUCHED: bool = true;
 
-    fn decode(_: CodecId, body: &[u8]) -> Result<Bytes, PayloadError> {
-        Ok(Bytes::copy_from_slice(body))
+    fn decode(_: CodecId, body: &mut Body<'_>) -> Result<Bytes, PayloadError> {
+        Ok(body.take_bytes())
     }
 
     fn encode(_: CodecId, reply: &Bytes, out: &mut Vec<u8>) -> Result<(), PayloadError> {
@@ -235,7 +236,7 @@ where
     F: Fn(&Context, S::Args) -> Fut + Send,
     Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
 {
-    fn start(&mut self, call: Starting<'_>, out: &mut Outbox<'_>) -> Started {
+    fn start(&mut self, call: Starting<'_, '_>, out: &mut Outbox<'_>) -> Started {
         let mark = out.out.len();
         let slot = self.free_slot();
         let tenant = &mut self.slots[slot as usize];
@@ -261,7 +262,7 @@ where
         }
     }
 
-    fn spawn(&mut self, call: Starting<'_>) -> Result<Task, Ended> {
+    fn spawn(&mut self, call: Starting<'_, '_>) -> Result<Task, Ended> {
         let Starting { opening, body, connection, parked } = call;
         let (id, codec) = (opening.id, opening.codec);
         let mut claim = Claim::default();

@@ -8,6 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use rpc_codec::{MIN_PART_LEN, PART_LEN, Remainder};
 use rpc_core::{
     CallId,
     limit::{HeldPermit, Releases},
@@ -29,6 +30,10 @@ pub(crate) struct Writer {
     /// Position of `out[0]` in the stream of all bytes.
     base: u64,
     unwritten: VecDeque<Unwritten>,
+    /// Responses of which the first part is in `out`, in turn.
+    parted: VecDeque<Parted>,
+    /// The longest frame that the client takes.
+    pub(crate) max_frame: u32,
     gauge: Share,
 }
 
@@ -41,9 +46,26 @@ pub(crate) struct Unwritten {
     permit: HeldPermit,
 }
 
+/// A response whose last parts are not in the buffer yet.
+#[derive(Debug)]
+struct Parted {
+    id: CallId,
+    method: Option<u32>,
+    permit: HeldPermit,
+    remainder: Remainder,
+}
+
 impl Writer {
     pub(crate) fn new(gauge: Share) -> Self {
-        Self { out: Vec::new(), sent: 0, base: 0, unwritten: VecDeque::new(), gauge }
+        Self {
+            out: Vec::new(),
+            sent: 0,
+            base: 0,
+            unwritten: VecDeque::new(),
+            parted: VecDeque::new(),
+            max_frame: MIN_PART_LEN as u32,
+            gauge,
+        }
     }
 
     /// Notes that the response of a call ends where the buffer ends now.
@@ -59,9 +81,51 @@ impl Writer {
         response.permit = permit;
     }
 
+    /// Notes a response of which the first part ends where the buffer ends now.
+    pub(crate) fn push_parts(&mut self, id: CallId, method: Option<u32>, permit: HeldPermit, remainder: Remainder) {
+        self.parted.push_back(Parted { id, method, permit, remainder });
+    }
+
+    /// Gives up what is left of the response of a call whose caller has gone. Whether there was any.
+    pub(crate) fn abandon(&mut self, id: CallId) -> bool {
+        let before = self.parted.len();
+        self.parted.retain(|parted| parted.id != id);
+        self.parted.len() < before
+    }
+
+    /// Gives up what is left of all responses in parts.
+    pub(crate) fn abandon_parts(&mut self) {
+        self.parted.clear();
+    }
+
     /// Bytes that the transport has not taken.
     pub(crate) fn unsent(&self) -> usize {
+        self.writable() + self.parted.iter().map(|parted| parted.remainder.len()).sum::<usize>()
+    }
+
+    /// Bytes that wait for nothing but the transport.
+    fn writable(&self) -> usize {
         self.out.len() - self.sent
+    }
+
+    /// What counts against the high-water mark. Of a response in parts, only so much: a client that
+    /// reads a long one may go on calling, one that reads none of many may not.
+    pub(crate) fn pressure(&self) -> usize {
+        let parted = self.parted.iter().map(|parted| parted.remainder.len().min(2 * PART_LEN));
+        self.writable() + parted.sum::<usize>()
+    }
+
+    /// Puts the next parts into the buffer, one of each response in turn, as long as little waits
+    /// there: what is answered meanwhile is not held up by much.
+    fn add_parts(&mut self) {
+        while self.writable() < 2 * PART_LEN {
+            let Some(mut parted) = self.parted.pop_front() else { return };
+            if parted.remainder.encode_part(&mut self.out, parted.id, self.max_frame) {
+                self.push(parted.id, parted.method, parted.permit);
+            } else {
+                self.parted.push_back(parted);
+            }
+        }
     }
 
     /// Responses whose bytes have not all left.
@@ -70,7 +134,7 @@ impl Writer {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.unsent() == 0 && self.unwritten.is_empty()
+        self.writable() == 0 && self.unwritten.is_empty() && self.parted.is_empty()
     }
 
     /// Writes what the transport takes, and calls `written` for each response that has left.
@@ -83,9 +147,16 @@ impl Writer {
         if self.is_empty() {
             return Poll::Ready(Ok(()));
         }
+        let begin = self.base + self.sent as u64;
         let result = loop {
+            self.compact();
+            self.add_parts();
             if self.sent == self.out.len() {
                 break Poll::Ready(Ok(()));
+            }
+            if self.base + self.sent as u64 - begin > MAX_WRITTEN {
+                cx.waker().wake_by_ref();
+                break Poll::Pending;
             }
             match poll_io(cx, |cx| Pin::new(&mut *io).poll_write(cx, &self.out[self.sent..])) {
                 Poll::Ready(Ok(0)) => break Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
@@ -104,7 +175,6 @@ impl Writer {
                 response.permit.release_with(&mut releases);
             }
         }
-        self.compact();
         self.gauge.set(self.unsent());
         match result {
             Poll::Ready(Ok(())) => flushed.map(Ok),
@@ -123,6 +193,8 @@ impl Writer {
 }
 
 const COMPACT_ABOVE: usize = 64 * 1024;
+/// After so many bytes of responses in parts, others get their turn.
+const MAX_WRITTEN: u64 = 1024 * 1024;
 
 /// Polls a transport outside of tokio's cooperative budget.
 ///

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
@@ -20,7 +21,12 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Probe, raw::RawClient};
+use super::{
+    Probe,
+    raw::RawClient,
+    shims::{Manner, Transport},
+    sockets::Sockets,
+};
 
 /// A pipe in memory takes so many bytes that nobody has read.
 pub(crate) const PIPE: usize = 64 * 1024;
@@ -38,6 +44,7 @@ pub(crate) struct Harness {
 #[derive(Clone)]
 pub(crate) struct Network {
     server: Server,
+    manner: Manner,
     connections: Arc<AtomicUsize>,
     down: Arc<AtomicBool>,
     /// The servers' ends of the connections made.
@@ -57,11 +64,28 @@ impl Harness {
         let handle = server.handle();
         let network = Network {
             server: server.clone(),
+            manner: Manner::of_this_run(),
             connections: Arc::default(),
             down: Arc::default(),
             tasks: Arc::default(),
         };
         Self { server, handle, probe, network }
+    }
+
+    /// With plain transports in every run, because of `reason`.
+    pub(crate) fn plain(mut self, reason: &str) -> Self {
+        self.network.manner = Manner::plain(reason);
+        self
+    }
+
+    /// The server on a socket.
+    pub(crate) async fn sockets(&self) -> Sockets {
+        self.sockets_at((Ipv4Addr::LOCALHOST, 0).into()).await
+    }
+
+    /// The server on a socket of this address.
+    pub(crate) async fn sockets_at(&self, address: SocketAddr) -> Sockets {
+        Sockets::open(&self.server, self.network.manner, address).await
     }
 
     /// A client of the server.
@@ -79,7 +103,7 @@ impl Harness {
         let network = self.network.clone();
         Client::with_connector("the test server", move || {
             let network = network.clone();
-            async move { network.connect(pipe) }
+            async move { network.connect(pipe).map(|io| network.manner.wrap(io)) }
         })
     }
 
@@ -142,13 +166,24 @@ impl Harness {
 }
 
 impl Network {
+    /// A transport on one of whose ends the server is.
     fn connect(&self, pipe: usize) -> io::Result<DuplexStream> {
+        let manner = self.manner;
+        self.connect_as(pipe, |io| manner.wrap(io))
+    }
+
+    /// As [`Self::connect`], with what `wrap` makes of the server's end.
+    pub(crate) fn connect_as(
+        &self,
+        pipe: usize,
+        wrap: impl FnOnce(DuplexStream) -> Box<dyn Transport>,
+    ) -> io::Result<DuplexStream> {
         self.connections.fetch_add(1, SeqCst);
         if self.down.load(SeqCst) {
             return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the network is down"));
         }
         let (ours, theirs) = tokio::io::duplex(pipe);
-        let server = self.server.clone();
+        let (server, theirs) = (self.server.clone(), wrap(theirs));
         let task = tokio::spawn(async move { server.serve_connection(theirs, None).await });
         self.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(task);
         Ok(ours)

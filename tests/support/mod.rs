@@ -6,6 +6,8 @@ pub(crate) mod client;
 pub(crate) mod harness;
 pub(crate) mod probe;
 pub(crate) mod raw;
+pub(crate) mod shims;
+pub(crate) mod sockets;
 
 pub(crate) use client::until_client_idle;
 pub(crate) use harness::{Harness, assert_idle, assert_idle_soon, no_call_runs, within};

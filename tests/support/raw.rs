@@ -1,6 +1,7 @@
 //! Peers that speak raw frames: a client for the server's tests, a server for the client's.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     io,
     pin::Pin,
     sync::{
@@ -13,8 +14,8 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{
-    CodecId, Decoded, Frame, FrameDecoder, GoAwayReason, Hello, OpenMessage, RequestHead, SendBounds, encode_cancel,
-    encode_go_away, encode_status,
+    Assembly, CodecId, Decoded, Frame, FrameDecoder, GoAwayReason, Hello, OpenMessage, RequestHead, SendBounds,
+    encode_cancel, encode_go_away, encode_status,
 };
 use rpc_core::{CallId, Executed, Metadata, Status, StatusCode};
 use serde::{Serialize, de::DeserializeOwned};
@@ -27,6 +28,8 @@ use tokio::{
     sync::mpsc,
     time::timeout,
 };
+
+use super::shims::Manner;
 
 /// What a raw peer received.
 #[derive(Debug)]
@@ -54,6 +57,8 @@ pub(crate) enum Got {
         reason: GoAwayReason,
         message: String,
     },
+    /// A part of a body that is not complete; never given out.
+    Part,
     /// The end of the stream.
     End,
     Other,
@@ -64,11 +69,13 @@ pub(crate) struct RawPeer {
     pub(crate) io: DuplexStream,
     read: BytesMut,
     greeted: bool,
+    /// Requests and responses whose bodies are not complete, and those bodies.
+    parted: HashMap<CallId, (Got, Assembly)>,
 }
 
 impl RawPeer {
     pub(crate) fn new(io: DuplexStream) -> Self {
-        Self { io, read: BytesMut::new(), greeted: false }
+        Self { io, read: BytesMut::new(), greeted: false, parted: HashMap::new() }
     }
 
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
@@ -103,8 +110,10 @@ impl RawPeer {
 
     async fn read_frame(&mut self) -> Got {
         loop {
-            if let Some(got) = self.take_frame() {
-                return got;
+            match self.take_frame() {
+                Some(Got::Part) => continue,
+                Some(got) => return got,
+                None => {}
             }
             match self.io.read_buf(&mut self.read).await {
                 Ok(0) | Err(_) => return Got::End,
@@ -125,7 +134,30 @@ impl RawPeer {
         let Decoded::Frame { frame, len } = decoder.decode(&self.read).expect("the frames are well formed") else {
             return None;
         };
+        let begun = match &frame {
+            Frame::Request(request) if request.more => {
+                Some((request.id, Assembly::begin(request.body_len, request.body)))
+            }
+            Frame::Response(response) if response.more => {
+                Some((response.id, Assembly::begin(response.body_len, response.body)))
+            }
+            _ => None,
+        };
         let got = match frame {
+            Frame::Cont { id, more, part } => match self.parted.entry(id) {
+                Entry::Vacant(_) => Got::Other,
+                Entry::Occupied(mut parted) => {
+                    if parted.get_mut().1.add(part, more).expect("the parts add up") {
+                        let (mut got, mut assembly) = parted.remove();
+                        if let Got::Request { body, .. } | Got::Response { body, .. } = &mut got {
+                            *body = assembly.take();
+                        }
+                        got
+                    } else {
+                        Got::Part
+                    }
+                }
+            },
             Frame::Request(request) => Got::Request {
                 id: request.id,
                 timeout_us: request.head.timeout_us,
@@ -149,7 +181,9 @@ impl RawPeer {
             _ => Got::Other,
         };
         self.read.advance(len);
-        Some(got)
+        let Some((id, assembly)) = begun else { return Some(got) };
+        self.parted.insert(id, (got, assembly));
+        Some(Got::Part)
     }
 }
 
@@ -383,6 +417,11 @@ const ANY: SendBounds = SendBounds { max_frame: u32::MAX, max_message: u32::MAX 
 /// A client whose connections are played by the test: each comes out of the receiver when the client
 /// connects. A pipe takes `pipe` bytes that nobody has read.
 pub(crate) fn scripted(pipe: usize) -> (ClientBuilder, mpsc::UnboundedReceiver<RawServer>) {
+    scripted_with(Manner::of_this_run(), pipe)
+}
+
+/// As [`scripted`], whatever this run asks for.
+pub(crate) fn scripted_with(manner: Manner, pipe: usize) -> (ClientBuilder, mpsc::UnboundedReceiver<RawServer>) {
     let (send, receive) = mpsc::unbounded_channel();
     let builder = Client::with_connector("the scripted server", move || {
         let send = send.clone();
@@ -390,7 +429,7 @@ pub(crate) fn scripted(pipe: usize) -> (ClientBuilder, mpsc::UnboundedReceiver<R
             let (ours, theirs) = tokio::io::duplex(pipe);
             // Nobody listens any more once a test has ended.
             let _ = send.send(RawServer::new(theirs));
-            Ok(ours)
+            Ok(manner.wrap(ours))
         }
     });
     (builder, receive)

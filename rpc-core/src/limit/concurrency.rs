@@ -4,7 +4,7 @@ use std::{mem, sync::Arc};
 
 use super::sync::{AtomicU64, Ordering};
 
-/// Bounds how many calls are in flight at once.
+/// Bounds how many calls are in flight at once, or how many bytes, or whatever is counted in units.
 ///
 /// It counts two things, and both only grow: permits acquired and permits released. What is in flight
 /// is their difference, so it cannot drift from the counters that are exported, and it cannot fall
@@ -69,23 +69,35 @@ impl ConcurrencyLimit {
     /// A refusal takes nothing and writes nothing. It is true: at one moment during this call, as
     /// many permits were out as it says.
     pub fn try_acquire(self: &Arc<Self>) -> Result<ConcurrencyPermit, ConcurrencyRefusal> {
-        self.admit()?;
+        self.admit(1)?;
         Ok(ConcurrencyPermit { limit: Some(Arc::clone(self)) })
     }
 
-    /// Counts a call here and in all wider limits, or in none.
-    fn admit(&self) -> Result<(), ConcurrencyRefusal> {
-        self.admit_here()?;
-        match self.wider.as_ref().map_or(Ok(()), |wider| wider.admit()) {
+    /// Takes `units` at once, all or none, here and in all wider limits. For what is not counted in
+    /// calls, such as bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ConcurrencyLimit::try_acquire`].
+    pub fn try_reserve(self: &Arc<Self>, units: u64) -> Result<Reservation, ConcurrencyRefusal> {
+        self.admit(units)?;
+        Ok(Reservation { limit: Arc::clone(self), units })
+    }
+
+    /// Counts units here and in all wider limits, or in none.
+    fn admit(&self, units: u64) -> Result<(), ConcurrencyRefusal> {
+        self.admit_here(units)?;
+        match self.wider.as_ref().map_or(Ok(()), |wider| wider.admit(units)) {
             Ok(()) => Ok(()),
             Err(refusal) => {
-                self.released.fetch_add(1, Ordering::Release);
+                self.released.fetch_add(units, Ordering::Release);
                 Err(refusal)
             }
         }
     }
 
-    fn admit_here(&self) -> Result<(), ConcurrencyRefusal> {
+    #[inline]
+    fn admit_here(&self, units: u64) -> Result<(), ConcurrencyRefusal> {
         let max = self.max.load(Ordering::Relaxed);
         let mut acquired = self.acquired.load(Ordering::Acquire);
         loop {
@@ -94,14 +106,14 @@ impl ConcurrencyLimit {
             let released = self.released.load(Ordering::Acquire);
             // More released than acquired means that `acquired` is old; the swap will find out.
             let in_flight = acquired.saturating_sub(released);
-            if in_flight >= max {
+            if max.checked_sub(in_flight).is_none_or(|room| room < units) {
                 return Err(ConcurrencyRefusal { limit: self.name, max, in_flight });
             }
             // If the swap succeeds, `acquired` is exact and `released` can only have grown since.
             // Adding first and undoing would refuse a neighbour who sees the addition meanwhile.
-            match self.acquired.compare_exchange_weak(acquired, acquired + 1, Ordering::AcqRel, Ordering::Acquire) {
+            match self.acquired.compare_exchange_weak(acquired, acquired + units, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    self.note_high_water(in_flight + 1);
+                    self.note_high_water(in_flight + units);
                     return Ok(());
                 }
                 Err(current) => acquired = current,
@@ -109,11 +121,11 @@ impl ConcurrencyLimit {
         }
     }
 
-    /// Counts calls as released, here and in all wider limits.
-    fn release(&self, calls: u64) {
+    /// Counts units as released, here and in all wider limits.
+    fn release(&self, units: u64) {
         let mut limit = Some(self);
         while let Some(narrower) = limit {
-            narrower.released.fetch_add(calls, Ordering::Release);
+            narrower.released.fetch_add(units, Ordering::Release);
             limit = narrower.wider.as_deref();
         }
     }
@@ -187,6 +199,20 @@ impl Drop for ConcurrencyPermit {
         if let Some(limit) = &self.limit {
             limit.release(1);
         }
+    }
+}
+
+/// Units of a [`ConcurrencyLimit`] that are taken until this is dropped.
+#[must_use = "dropping the reservation gives it back"]
+#[derive(Debug)]
+pub struct Reservation {
+    limit: Arc<ConcurrencyLimit>,
+    units: u64,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.limit.release(self.units);
     }
 }
 
@@ -355,6 +381,21 @@ mod tests {
         drop(releases);
         let held = [&wide, &one, &two].map(|limit| (limit.snapshot().held, limit.snapshot().released));
         assert_eq!(held, [(0, 4), (0, 3), (0, 1)]);
+    }
+
+    #[test]
+    fn units_are_reserved_all_or_none_in_every_limit_of_the_chain() {
+        let wide = limit(100);
+        let narrow = ConcurrencyLimit::within(Arc::clone(&wide), "narrow", Some(80)).unwrap();
+        let first = narrow.try_reserve(60).unwrap();
+        let refusal = narrow.try_reserve(21).unwrap_err();
+        assert_eq!((refusal.limit, refusal.max, refusal.in_flight), ("narrow", 80, 60));
+        let _other = wide.try_reserve(30).unwrap();
+        assert_eq!(narrow.try_reserve(11).unwrap_err().limit, "test");
+        assert_eq!((narrow.snapshot().held, wide.snapshot().held), (60, 90));
+        drop(first);
+        assert_eq!((narrow.snapshot().held, wide.snapshot().held), (0, 30));
+        assert!(narrow.try_reserve(u64::MAX).is_err() && narrow.try_reserve(70).is_ok());
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod sync;
 pub use clock::{Clock, Ticks};
 pub use concurrency::{
     ConcurrencyError, ConcurrencyLimit, ConcurrencyPermit, ConcurrencyRefusal, ConcurrencySnapshot, Releases,
+    Reservation,
 };
 pub use permit::{CallHold, CallPermit, HeldPermit, HoldSlot};
 pub use rate::{Rate, RateError, RateLimit, RateRefusal, RateToken};

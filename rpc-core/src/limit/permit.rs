@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    concurrency::{ConcurrencyPermit, Releases},
+    concurrency::{ConcurrencyPermit, Releases, Reservation},
     sync::{Arc, AtomicBool, Mutex, Ordering},
 };
 
@@ -29,6 +29,8 @@ pub struct CallPermit {
 #[derive(Debug)]
 enum More {
     Permits(CallPermit),
+    /// What is reserved for the call, and the rest.
+    Reserved(#[expect(dead_code, reason = "owned to be dropped")] Reservation, Option<Box<Self>>),
     /// Only in a [`HeldPermit`]: the call's permits are in a cell that holds share.
     Held(Arc<HoldCell>),
 }
@@ -41,18 +43,29 @@ impl CallPermit {
         }
     }
 
-    /// How many permits the call carries.
-    pub fn len(&self) -> usize {
-        let more = match self.more.as_deref() {
-            Some(More::Permits(more)) => more.len(),
-            Some(More::Held(_)) | None => 0,
-        };
-        usize::from(self.permit.is_some()) + more
+    /// Adds what is reserved for the call, such as the bytes of its body.
+    pub fn reserve(&mut self, reservation: Reservation) {
+        self.more = Some(Box::new(More::Reserved(reservation, self.more.take())));
     }
 
-    /// Whether the call carries none.
+    /// How many permits the call carries.
+    pub fn len(&self) -> usize {
+        usize::from(self.permit.is_some()) + More::len(self.more.as_deref())
+    }
+
+    /// Whether the call carries no permit.
     pub fn is_empty(&self) -> bool {
-        self.permit.is_none()
+        self.len() == 0
+    }
+}
+
+impl More {
+    fn len(more: Option<&Self>) -> usize {
+        match more {
+            Some(Self::Permits(permits)) => permits.len(),
+            Some(Self::Reserved(_, more)) => Self::len(more.as_deref()),
+            Some(Self::Held(_)) | None => 0,
+        }
     }
 }
 
@@ -223,6 +236,21 @@ mod tests {
         drop(permit);
         assert_eq!(held(&limits), 0);
         assert!(CallPermit::default().is_empty());
+    }
+
+    #[test]
+    fn what_is_reserved_for_a_call_stays_with_its_permits() {
+        let limits = limits();
+        let bytes = ConcurrencyLimit::new("bytes", Some(100)).unwrap();
+        let mut permit = CallPermit::default();
+        permit.reserve(bytes.try_reserve(40).unwrap());
+        assert!(permit.is_empty());
+        limits.iter().for_each(|limit| permit.push(limit.try_acquire().unwrap()));
+        assert_eq!((permit.len(), bytes.snapshot().held), (5, 40));
+        let mut releases = Releases::default();
+        HeldPermit::from(permit).release_with(&mut releases);
+        drop(releases);
+        assert_eq!((held(&limits), bytes.snapshot().held), (0, 0));
     }
 
     #[test]

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Runs the fuzz targets for a bounded time from their corpus; fails on a crash, a hang, or growth.
+#
+#   fuzz/run.sh [--seconds N] [target...]    each target for N seconds (default 30), all by default
+#   fuzz/run.sh --coverage [target...]       what the corpus covers, by source file
+#   fuzz/run.sh --minimise [target...]       puts what runs found into the corpus, and makes it small
+#
+# Stable Rust and a C++ compiler are enough; --coverage needs LLVM's tools of rustc's version.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+mode=run
+seconds=30
+targets=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --seconds) seconds=${2:?--seconds wants a number}; shift ;;
+        --coverage) mode=coverage ;;
+        --minimise) mode=minimise ;;
+        -*) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        *) targets+=("$1") ;;
+    esac
+    shift
+done
+if [ ${#targets[@]} -eq 0 ]; then
+    for folder in fuzz/corpus/*/; do targets+=("$(basename "$folder")"); done
+fi
+for target in "${targets[@]}"; do
+    [ -d "fuzz/corpus/$target" ] || { echo "there is no target $target" >&2; exit 2; }
+done
+
+# Flags count for the target platform only once it is named; build scripts and macros stay plain.
+host=$(rustc -vV | sed -n 's/^host: //p')
+work=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
+# What is measured or fuzzed is optimised, and still checks arithmetic and its own assertions.
+build() {
+    CARGO_PROFILE_RELEASE_LTO=off \
+    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+    CARGO_PROFILE_RELEASE_DEBUG=line-tables-only \
+    CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
+    CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true \
+    RUSTFLAGS="$1" CARGO_TARGET_DIR="$2" \
+        cargo build --package fuzz --bin fuzz --release --target "$host" --locked --quiet
+}
+
+if [ $mode = coverage ]; then
+    llvm=$(rustc -vV | sed -n 's/^LLVM version: \([0-9]*\).*/\1/p')
+    for tool in profdata cov; do
+        command -v "llvm-$tool-$llvm" >/dev/null || {
+            echo "llvm-$tool-$llvm is missing: install LLVM $llvm, such as Debian's package llvm-$llvm" >&2
+            exit 2
+        }
+    done
+    build "-Cinstrument-coverage" "$work/coverage"
+    binary=$work/coverage/$host/release/fuzz
+    rm -f "$work"/*.profraw
+    for target in "${targets[@]}"; do
+        LLVM_PROFILE_FILE="$work/$target.profraw" "$binary" "$target" "fuzz/corpus/$target"
+    done
+    "llvm-profdata-$llvm" merge -sparse "$work"/*.profraw -o "$work/corpus.profdata"
+    "llvm-cov-$llvm" report "$binary" --instr-profile="$work/corpus.profdata" \
+        --show-branch-summary=false --show-instantiation-summary=false \
+        --sources rpc-core/src rpc-codec/src rpc-server/src rpc-client/src
+    exit
+fi
+
+build "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing" "$work/build"
+binary=$work/build/$host/release/fuzz
+# A second for one input is a thousand times what most take.
+limits=(-timeout=5 -rss_limit_mb=512 -max_len=4096)
+
+# fuzzer <target> <argument>...: libFuzzer, silent unless it fails.
+fuzzer() {
+    local target=$1
+    shift
+    FUZZ_TARGET=$target "$binary" "${limits[@]}" -artifact_prefix="$work/failed-$target-" "$@" >"$work/$target.log" 2>&1 || {
+        tail -n 60 "$work/$target.log" >&2
+        echo "$target FAILED; the input is in $work/failed-$target-*" >&2
+        return 1
+    }
+}
+
+# edges <target> <folder>...: how many the inputs there reach.
+edges() {
+    fuzzer "$1" -runs=0 "${@:2}"
+    sed -n 's/.*INITED cov: \([0-9]*\).*/\1/p' "$work/$1.log"
+}
+
+failed=0
+for target in "${targets[@]}"; do
+    corpus=fuzz/corpus/$target
+    found=$work/found/$target
+    mkdir -p "$found"
+    if [ $mode = minimise ]; then
+        rm -rf "$work/small" && mkdir "$work/small"
+        # An edge counts once, however often it is taken: a tenth of the files for the same edges.
+        fuzzer "$target" -set_cover_merge=1 -use_counters=0 "$work/small" "$corpus" "$found"
+        rm -rf "$corpus" "$found" && mkdir "$corpus"
+        cp "$work"/small/* "$corpus"
+        printf '%-18s %4d inputs\n' "$target" "$(ls "$corpus" | wc -l)"
+        continue
+    fi
+    from_corpus=$(edges "$target" "$corpus") || { failed=1; continue; }
+    fuzzer "$target" -max_total_time="$seconds" -print_final_stats=1 "$found" "$corpus" || { failed=1; continue; }
+    runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$work/$target.log")
+    memory=$(sed -n 's/^stat::peak_rss_mb: *//p' "$work/$target.log")
+    reached=$(sed -n 's/.*cov: \([0-9]*\).*/\1/p' "$work/$target.log" | tail -n 1)
+    printf '%-18s corpus: %4d inputs, %5d edges; run: %5d edges, %9d inputs, %3d MiB\n' \
+        "$target" "$(ls "$corpus" | wc -l)" "$from_corpus" "$reached" "$runs" "$memory"
+done
+exit $failed
