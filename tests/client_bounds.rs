@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use rpc_codec::{GoAwayReason, patch_id};
+use rpc_codec::{CodecId, GoAwayReason, patch_id};
 use rpc_core::CallId;
 use sluicegate::{CallError, Client, Executed, client::LostCause};
 use support::{
@@ -338,4 +338,35 @@ async fn what_is_buffered_is_counted_and_bounded_and_gone_with_its_cause() {
     pings.await.unwrap();
     drop(read);
     until_client_idle(&client).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_that_travel_in_parts_are_counted_until_they_have_left_or_were_fetched() {
+    const LEN: usize = 200_000;
+    let (builder, mut servers) = scripted(10_000);
+    let client = builder.build();
+    let call = tokio::spawn(client.call::<_, String>(method::ECHO, ("x".repeat(LEN),)));
+    let mut server = servers.recv().await.unwrap();
+    server.shake_hands(64).await;
+    let id = CallId::new(1, 0);
+    sleep(MS).await;
+    let outbound = client.snapshot().outbound_bytes;
+    assert!(outbound > 100_000 && outbound < LEN as u64 + 1_000, "{outbound} of {LEN}");
+    // An answer before the request has left ends the upload, and comes in parts itself.
+    let mut body = Vec::new();
+    CodecId::BINCODE.encode(&"y".repeat(LEN), &mut body).unwrap();
+    let head = [&[0; 4], &(body.len() as u32).to_be_bytes()[..], &[0; 4]].concat();
+    let mut first = frame(RESPONSE, 1, 0, &head, &body[..50_000]);
+    patch_id(&mut first, id);
+    let (mut read, mut write) = tokio::io::split(server.peer.io);
+    tokio::spawn(async move { tokio::io::copy(&mut read, &mut tokio::io::sink()).await });
+    write.write_all(&first).await.unwrap();
+    sleep(MS).await;
+    let snapshot = client.snapshot();
+    assert_eq!((snapshot.inbound_bytes, snapshot.outbound_bytes), (50_000, 0));
+    let mut last = frame(CONT, 0, 0, &[], &body[50_000..]);
+    patch_id(&mut last, id);
+    write.write_all(&last).await.unwrap();
+    assert_eq!(call.await.unwrap().unwrap().len(), LEN);
+    assert!(client.snapshot().is_idle(), "{:?}", client.snapshot());
 }

@@ -283,12 +283,11 @@ impl Connection {
     /// What it has in use.
     pub(crate) fn load(&self) -> Load {
         let state = self.lock();
-        let parts = state.uploads.iter().map(|upload| upload.remainder.len());
         Load {
             calls: state.slots.used(),
             waiting: state.waiting_for_room + state.waiting_for_greeting,
-            outbound: state.out.len() + parts.sum::<usize>() + self.unwritten.load(Ordering::Relaxed),
-            inbound: state.slots.unfetched_len() + self.partial.load(Ordering::Relaxed),
+            outbound: state.out.len() + state.uploads_len() + self.unwritten.load(Ordering::Relaxed),
+            inbound: state.slots.answers_len() + self.partial.load(Ordering::Relaxed),
         }
     }
 
@@ -358,6 +357,10 @@ impl State {
             }
         }
         !self.uploads.is_empty()
+    }
+
+    fn uploads_len(&self) -> usize {
+        self.uploads.iter().map(|upload| upload.remainder.len()).sum()
     }
 
     /// Sends no more parts of a request whose call has ended.

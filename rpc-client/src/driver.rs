@@ -424,7 +424,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     fn part(&mut self, state: &mut State, id: CallId, part: &[u8], more: bool) -> Result<bool, LostCause> {
         match state.slots.find(id) {
             Found::Waiting => {}
-            // Its caller has gone, or has failed by an earlier part. Long parts pay with their length.
+            // Its caller has gone, or has failed by an earlier part. What is long costs the server more than us.
             Found::Late => {
                 if part.len() < MIN_PART_LEN {
                     self.noise.frame();

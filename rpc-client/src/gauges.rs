@@ -22,9 +22,10 @@ pub struct ClientSnapshot {
     pub waiting_for_connection: u64,
     /// Calls that wait on a connection: for room, or for the server to say what it takes.
     pub waiting_for_room: u64,
-    /// Bytes of frames that the transports have not taken yet.
+    /// Bytes that the transports have not taken yet: of frames, and of bodies that leave in parts.
     pub outbound_bytes: u64,
-    /// Bytes of frames that have not come completely, and of answers that were not fetched yet.
+    /// Bytes that have come: of frames and bodies that are not complete, and of answers that were not
+    /// fetched yet.
     pub inbound_bytes: u64,
     /// Attempts to connect that are under way, or wait until they are due.
     pub connecting: u64,

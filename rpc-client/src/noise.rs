@@ -6,8 +6,9 @@ use rpc_core::limit::{Rate, RateLimit};
 
 use crate::{clock, error::LostCause};
 
-/// The rate of frames that end no call: pings and pongs, farewells, frames to be ignored, and answers
-/// that nobody waits for beyond one for every call that was given up.
+/// The rate of frames that end no call: pings and pongs, farewells, frames to be ignored, short
+/// parts that nobody waits for, and answers that nobody waits for beyond one for every call that was
+/// given up.
 ///
 /// They are counted while a read is handled and charged at its end, so that ordinary answers cost
 /// neither a token nor a reading of the clock. A read bounds what is counted at once.

@@ -133,11 +133,11 @@ impl Slots {
         self.late <= self.given_up
     }
 
-    /// Bytes of answers that were not fetched, or have not come completely.
-    pub(crate) fn unfetched_len(&self) -> usize {
-        let len = |slot: &Slot| match (&slot.state, &slot.download) {
-            (SlotState::Done(Ok(_)), _) => slot.body.len(),
-            (_, Some(download)) => download.assembly.received().len(),
+    /// Bytes of answers that were not fetched, or have come in part.
+    pub(crate) fn answers_len(&self) -> usize {
+        let len = |slot: &Slot| match (&slot.download, &slot.state) {
+            (Some(download), _) => download.assembly.received().len(),
+            (None, SlotState::Done(Ok(_))) => slot.body.len(),
             _ => 0,
         };
         self.slots.iter().map(len).sum()
@@ -344,9 +344,9 @@ mod tests {
         slots.insert(Deadline::at(now), 0, Waker::noop()).unwrap();
         let answered = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
         slots.reply(answered, Metadata::new(), b"an answer");
-        assert_eq!(slots.unfetched_len(), 9);
+        assert_eq!(slots.answers_len(), 9);
         assert!(!slots.abandon(answered), "it has its answer");
-        assert_eq!(slots.unfetched_len(), 0);
+        assert_eq!(slots.answers_len(), 0);
         assert!(slots.abandon(abandoned) && slots.expired(now).len() == 1);
         assert!(slots.late() && slots.late() && !slots.late());
     }
