@@ -28,6 +28,7 @@ fn a_runtime_whose_clock_is_behind_that_of_the_first_call_ages_no_call() {
         let mut peer = harness.peer().await;
         peer.send(&support::Req::new(1, method::CONTEXT, ()).bytes()).await;
         let _: Seen = peer.reply(1).await;
+        harness.until_flushed(0).await;
         advance(Duration::from_secs(3_600)).await;
         let client = harness.client();
         let _: Seen = client.call(method::CONTEXT, ()).await.unwrap();

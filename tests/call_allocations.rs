@@ -81,6 +81,7 @@ struct Peer {
 }
 
 impl Peer {
+    /// On a plain socket in every run: what stands between allocates, too.
     async fn connect(server: &Server) -> (Self, ServerHandle) {
         let bound = server.bind("127.0.0.1:0").await.unwrap();
         let (address, handle) = (bound.local_addr(), bound.handle());

@@ -20,6 +20,7 @@ async fn a_permit_comes_back_when_the_response_is_written() {
     for (method, text) in [(method::ECHO, "inline"), (method::ECHO_SPAWNED, "in a task")] {
         let reply: String = client.call(method, (text.to_owned(),)).await.unwrap();
         assert_eq!(reply, text);
+        harness.until_flushed(0).await;
         no_call_runs(&harness.handle);
     }
     assert_eq!(harness.snapshot().calls.acquired, 2);
@@ -30,7 +31,7 @@ async fn a_permit_comes_back_when_the_response_is_written() {
 #[tokio::test(start_paused = true)]
 async fn a_permit_stays_out_while_the_peer_does_not_read_and_comes_back_with_the_last_byte() {
     for method in [method::LARGE, method::LARGE_SPAWNED] {
-        let harness = Harness::new();
+        let harness = Harness::new().unless(Manner::Withholding, "it counts the bytes that have left");
         let mut peer = harness.peer_through(1024);
         peer.shake_hands().await;
         peer.send(&Req::new(1, method, (LARGE,)).bytes()).await;
@@ -81,6 +82,7 @@ async fn a_peer_that_never_reads_keeps_its_permit_until_the_write_timeout_and_no
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_reads_slowly_but_steadily_is_not_cut_off() {
     let harness = Harness::with(|builder| builder.write_timeout(5_000 * MS));
+    let harness = harness.unless(Manner::Withholding, "what a transport passes on of what it holds shows nowhere");
     let mut peer = harness.peer_through(1024);
     peer.shake_hands().await;
     peer.send(&Req::new(1, method::LARGE, (20_000_u32,)).bytes()).await;
@@ -125,6 +127,7 @@ async fn a_call_cancelled_in_the_same_read_owes_nothing() {
         peer.send(&bytes).await;
     }
     assert!(peer.peer.is_silent_for(1_000 * MS).await);
+    harness.until_flushed(0).await;
     no_call_runs(&harness.handle);
     peer.part().await;
     harness.assert_idle().await;
@@ -138,7 +141,9 @@ async fn a_cancel_that_crosses_the_answer_is_ignored_and_gives_no_permit_back_tw
         let request = Req::new(id, method::ECHO, (id.to_string(),)).bytes();
         peer.send(&[request, support::raw::cancel(id)].concat()).await;
         assert_eq!(peer.reply::<String>(id).await, id.to_string());
+        harness.until_flushed(0).await;
     }
+    harness.until("the last cancel has come", |harness| harness.snapshot().frames_ignored == 200).await;
     let snapshot = harness.snapshot();
     assert_eq!((snapshot.calls.acquired, snapshot.calls.released, snapshot.frames_ignored), (200, 200, 200));
     for id in 201..=203 {
@@ -173,6 +178,7 @@ async fn a_deadline_that_passes_ends_the_service_and_is_answered_once() {
         harness.until_running(0).await;
         harness.probe.open_gate();
         assert!(peer.peer.is_silent_for(1_000 * MS).await, "it was answered twice");
+        harness.until_flushed(0).await;
         no_call_runs(&harness.handle);
         peer.part().await;
         harness.assert_idle().await;
@@ -381,6 +387,7 @@ async fn an_answer_longer_than_the_client_takes_names_both_sizes() {
         assert_eq!((status.code(), status.executed()), (StatusCode::ResourceExhausted, Executed::Finished));
         assert!(status.message().contains("100005"), "{status}");
         assert!(status.message().contains("65"), "{status}");
+        harness.until_flushed(0).await;
         no_call_runs(&harness.handle);
         let fits: String = client.call(method, (1_000_u32,)).await.unwrap();
         assert_eq!(fits.len(), 1_000);

@@ -33,6 +33,7 @@ async fn a_panic_is_told_as_internal_without_its_text_and_siblings_live() {
         assert_eq!((status.code(), status.executed()), (StatusCode::Internal, Executed::Maybe), "{method}");
         assert!(!format!("{status:?}").contains(PANIC_TEXT), "{method} told its text");
         assert_eq!(harness.snapshot().panics, before as u64 + 1, "{method}");
+        harness.until_flushed(2).await;
         let calls = harness.snapshot().calls;
         assert_eq!((calls.held, calls.acquired - calls.released), (2, 2), "{method}");
     }
@@ -93,6 +94,7 @@ async fn a_panic_in_the_drop_of_a_cancelled_or_expired_call_harms_nobody() {
         harness.until_held(1).await;
         harness.probe.open_gate();
         assert_eq!(peer.reply::<u64>(3).await, 3);
+        harness.until_flushed(0).await;
         no_call_runs(&harness.handle);
         peer.part().await;
         harness.assert_idle().await;

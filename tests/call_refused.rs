@@ -20,6 +20,7 @@ async fn refused(harness: &Harness, bytes: &[u8], code: StatusCode, reason: &str
         assert_eq!(info.metadata.get_str(key), Some(*value), "{reason}: {key}");
     }
     assert_eq!(peer.reply::<String>(2).await, "fine");
+    harness.until_flushed(0).await;
     no_call_runs(&harness.handle);
     assert_eq!(harness.refused(reason), 1);
     peer.part().await;
@@ -114,6 +115,7 @@ async fn arguments_that_cannot_be_decoded_are_invalid_and_the_service_is_not_cal
             peer.send(&Req::new(id, method, ()).body(body).bytes()).await;
             let (status, _) = peer.answer(id).await;
             assert_eq!((status.code(), status.executed()), (StatusCode::InvalidArgument, Executed::Never), "{body:?}");
+            harness.until_flushed(0).await;
             no_call_runs(&harness.handle);
         }
         assert_eq!(harness.probe.started(), 0);
@@ -148,6 +150,7 @@ async fn bad_calls_between_good_ones_spoil_none_of_them() {
                 assert_eq!(CodecId::BINCODE.decode::<String>(&body).unwrap(), id.sequence().to_string());
             }
         }
+        harness.until_flushed(0).await;
     }
     peer.part().await;
     harness.assert_idle().await;

@@ -349,7 +349,8 @@ async fn calls_that_wait_for_room_fail_when_the_client_is_closed() {
     let calls: Vec<_> = (0..3_u64).map(|n| tokio::spawn(client.call::<_, u64>(method::GATE, (n,)))).collect();
     let mut server = servers.recv().await.unwrap();
     server.shake_hands(1).await;
-    // All three may have come before the greeting.
+    // All three may have come before the greeting; the others come behind it.
+    sleep(MS).await;
     let more: Vec<_> = (0..10_u64).map(|n| tokio::spawn(client.call::<_, u64>(method::GATE, (n,)))).collect();
     sleep(MS).await;
     client.close();
@@ -479,7 +480,7 @@ fn a_client_outlives_the_runtime_that_connected_it() {
 
 #[tokio::test]
 async fn a_client_reaches_a_server_by_name_over_a_socket_and_names_it_when_it_cannot() {
-    let harness = Harness::new();
+    let harness = Harness::new().plain("it is about the sockets that client and server open themselves");
     let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
     let (handle, address) = (bound.handle(), bound.local_addr());
     let serving = tokio::spawn(bound.serve());

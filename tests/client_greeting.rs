@@ -14,7 +14,7 @@ use sluicegate::{
 };
 use support::{
     Got, Harness, RawServer, method,
-    raw::{hello_with, scripted},
+    raw::{hello_with, scripted, scripted_with},
     shims::Manner,
     within,
 };
@@ -27,6 +27,8 @@ const MS: Duration = Duration::from_millis(1);
 
 /// More than may be sent to a server that has not said what it takes.
 const LONG: usize = 100_000;
+/// Why some transports are plain.
+const ONE_BY_ONE: &str = "too many bytes to go one by one";
 const LENS: [usize; 5] = [10, LONG, 60_000, LONG, 3 * LONG];
 
 /// Runs a test in virtual time, and fails where a task keeps the thread for ever.
@@ -47,7 +49,7 @@ async fn echo(client: &Client, len: usize) -> Result<usize, CallError> {
 
 /// Calls of such lengths that wait for a HELLO until `end`; how the long ones of them ended.
 async fn calls_until(lens: &[usize], end: impl AsyncFnOnce(&Client, RawServer)) -> Vec<(usize, CallError)> {
-    let (builder, mut servers) = scripted(1024 * 1024);
+    let (builder, mut servers) = scripted_with(Manner::unless(Manner::OneByte, ONE_BY_ONE), 1024 * 1024);
     let client = builder.build();
     let calls = lens.iter().map(|&len| {
         let client = client.clone();
@@ -122,7 +124,7 @@ fn a_long_request_fails_when_its_client_is_closed() {
 #[test]
 fn a_long_request_waits_for_a_server_that_takes_it() {
     unless_it_spins(async {
-        let (builder, mut servers) = scripted(1024 * 1024);
+        let (builder, mut servers) = scripted_with(Manner::unless(Manner::OneByte, ONE_BY_ONE), 1024 * 1024);
         let client = builder.build();
         let call = tokio::spawn(async move { echo(&client, LONG).await });
         let mut server = servers.recv().await.unwrap();
@@ -134,7 +136,7 @@ fn a_long_request_waits_for_a_server_that_takes_it() {
         server.reply(id, "y".repeat(3)).await;
         assert_eq!(call.await.unwrap().unwrap(), 3);
         // With a server of ours, too, however many wait.
-        let harness = Harness::new();
+        let harness = Harness::new().unless(Manner::OneByte, ONE_BY_ONE);
         let client = harness.client();
         for reply in join_all((0..20).map(|n| echo(&client, LONG + n))).await {
             assert!(reply.unwrap() >= LONG);

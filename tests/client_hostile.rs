@@ -13,7 +13,8 @@ use rpc_core::CallId;
 use sluicegate::{CallError, Client, Executed, StatusCode, client::LostCause};
 use support::{
     Got, RawServer, method,
-    raw::{Flood, cancel, frame, hello, hello_with, response, scripted},
+    raw::{Flood, cancel, frame, hello, hello_with, response, scripted, scripted_with},
+    shims::Manner,
     within,
 };
 use tokio::{
@@ -29,7 +30,11 @@ type Calls = [JoinHandle<Result<u64, CallError>>; 2];
 
 /// A client with two calls out, and the server that has read them.
 async fn two_calls() -> (Client, UnboundedReceiver<RawServer>, RawServer, Calls, [CallId; 2]) {
-    let (builder, mut servers) = scripted(64 * 1024);
+    two_calls_through(Manner::of_this_run()).await
+}
+
+async fn two_calls_through(manner: Manner) -> (Client, UnboundedReceiver<RawServer>, RawServer, Calls, [CallId; 2]) {
+    let (builder, mut servers) = scripted_with(manner, 64 * 1024);
     let client = builder.build();
     let calls = [1_u64, 2].map(|n| tokio::spawn(client.call::<_, u64>(method::GATE, (n,))));
     let mut server = servers.recv().await.unwrap();
@@ -64,7 +69,8 @@ async fn a_server_that_breaks_the_protocol_fails_the_calls_that_wait_and_is_told
         ("a GOAWAY cut short", frame(11, 0, 0, &[0; 5], &[]), "GOAWAY"),
     ];
     for (what, bytes, names) in cases {
-        let (client, mut servers, mut server, calls, _) = two_calls().await;
+        let manner = Manner::plain("the client says why only where that can be written at once");
+        let (client, mut servers, mut server, calls, _) = two_calls_through(manner).await;
         let began = Instant::now();
         server.peer.send(&bytes).await;
         for call in calls {

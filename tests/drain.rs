@@ -233,6 +233,7 @@ async fn a_client_that_leaves_while_the_server_drains_meets_no_obstacle() {
     assert_eq!(peer.reply::<u64>(1).await, 1);
     assert!(matches!(peer.next().await, Got::End));
     assert_clean(&drained.await.unwrap());
+    harness.until_flushed(0).await;
     no_call_runs(&harness.handle);
     harness.assert_idle().await;
 }

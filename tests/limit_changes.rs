@@ -27,8 +27,9 @@ async fn a_limit_set_below_what_is_in_flight_holds_once_enough_has_ended() {
     assert_eq!((harness.snapshot().calls.held, harness.snapshot().calls.max), (10, Some(4)));
     // One call ends every ten milliseconds; six must, before another is let in.
     let mut served = Vec::new();
-    for call in calls {
+    for (call, held) in calls.into_iter().zip((0..10).rev()) {
         call.await.unwrap().unwrap();
+        harness.until_flushed(held).await;
         served.push(is_served(&client).await);
     }
     assert_eq!(served, [vec![false; 6], vec![true; 4]].concat());
@@ -69,6 +70,7 @@ async fn a_limit_turned_on_while_calls_run_counts_those_that_do() {
         assert!(is_served(&client).await);
         let failed = client.call::<_, ()>(method::FAIL, (n.to_string(),)).await.unwrap_err();
         assert_eq!(failed.code(), StatusCode::NotFound);
+        harness.until_flushed(0).await;
         assert_eq!(harness.snapshot().calls.held, 0);
     }
     let calls: Vec<_> = (0..4).map(|_| tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)))).collect();
@@ -79,6 +81,7 @@ async fn a_limit_turned_on_while_calls_run_counts_those_that_do() {
     for call in calls {
         call.await.unwrap().unwrap();
     }
+    harness.until_flushed(0).await;
     assert!(is_served(&client).await);
     assert!(harness.handle.set_max_concurrent_calls(Some(0)).is_err());
     drop(client);

@@ -63,6 +63,7 @@ async fn a_refusal_on_concurrency_names_the_limit_and_what_is_in_flight() {
         for _ in 1..=3 {
             peer.next().await;
         }
+        harness.until_flushed(0).await;
         peer.send(&Req::new(21, method::ECHO, ("hi",)).bytes()).await;
         assert_eq!(peer.reply::<String>(21).await, "hi");
         peer.part().await;
@@ -74,14 +75,14 @@ async fn a_refusal_on_concurrency_names_the_limit_and_what_is_in_flight() {
 async fn the_limit_of_the_server_is_one_for_all_connections_and_that_of_a_connection_is_its_own() {
     let harness = Harness::with(|builder| builder.max_concurrent_calls(5).max_concurrent_calls_per_connection(2));
     let mut peers = Vec::new();
-    for _ in 0..3 {
+    for held in [2, 4, 5] {
         let mut peer = harness.peer().await;
         for id in 1..=2_u64 {
             peer.send(&Req::new(id, method::GATE, (id,)).bytes()).await;
         }
+        harness.until_held(held).await;
         peers.push(peer);
     }
-    harness.until_held(5).await;
     let (status, _) = peers[2].answer(2).await;
     assert_refused(&status, "global", "CONCURRENCY_LIMIT", &[("max_in_flight", "5"), ("in_flight", "5")]);
     peers[0].send(&Req::new(3, method::ECHO, ("hi",)).bytes()).await;
@@ -99,6 +100,7 @@ async fn the_limit_of_the_server_is_one_for_all_connections_and_that_of_a_connec
 #[tokio::test(start_paused = true)]
 async fn with_a_limit_of_one_of_two_calls_at_once_exactly_one_passes_every_time() {
     let harness = Harness::with(|builder| builder.max_concurrent_calls(1));
+    let harness = harness.plain("a call whose answer is still being flushed is in flight");
     let (first, second) = (harness.client(), harness.client());
     for _ in 0..100 {
         harness.probe.close_gate();
@@ -184,9 +186,11 @@ async fn a_rate_token_is_restored_when_a_later_limit_refuses() {
     }
     harness.probe.open_gate();
     peer.answer(1).await;
+    harness.until_flushed(0).await;
     for id in [51, 52] {
         peer.send(&Req::new(id, method::ECHO, ("hi",)).bytes()).await;
         assert_eq!(peer.reply::<String>(id).await, "hi");
+        harness.until_flushed(0).await;
     }
     peer.send(&Req::new(53, method::ECHO, ("hi",)).bytes()).await;
     let (status, _) = peer.answer(53).await;
@@ -206,9 +210,11 @@ async fn the_tokens_of_a_burst_that_concurrency_refuses_in_one_read_are_restored
     }
     harness.probe.open_gate();
     peer.answer(1).await;
+    harness.until_flushed(0).await;
     for id in 41..=79 {
         peer.send(&Req::new(id, method::ECHO, ("hi",)).bytes()).await;
         assert_eq!(peer.reply::<String>(id).await, "hi");
+        harness.until_flushed(0).await;
     }
     peer.part().await;
     harness.assert_idle().await;
@@ -240,6 +246,7 @@ async fn a_call_that_fails_behind_the_limits_gives_its_permit_back() {
         // Admitted, then found to have a bad body.
         peer.send(&Req::new(id, method::ECHO, ()).bytes()).await;
         assert_eq!(peer.answer(id).await.0.code(), StatusCode::InvalidArgument);
+        harness.until_flushed(0).await;
     }
     no_call_runs(&harness.handle);
     assert_eq!(harness.snapshot().calls.acquired, 500);

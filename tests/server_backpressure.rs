@@ -17,7 +17,7 @@ use std::{
 
 use futures::{future::join_all, poll};
 use sluicegate::{CallError, Client, Status, server::ServerBuilder};
-use support::{Got, Harness, RawClient, Req, assert_idle_soon, method, no_call_runs, within};
+use support::{Got, Harness, RawClient, Req, assert_idle_soon, method, no_call_runs, shims::Manner, within};
 use tokio::{
     io::{AsyncWrite, DuplexStream, Join, ReadHalf, WriteHalf, join, split},
     time::sleep,
@@ -40,7 +40,7 @@ fn with_mark(mark: usize) -> Harness {
 
 #[tokio::test]
 async fn answers_above_the_mark_that_a_socket_takes_whole_do_not_stop_the_reading() {
-    let harness = Harness::new();
+    let harness = Harness::new().unless(Manner::OneByte, "megabytes go by");
     let sockets = harness.sockets().await;
     let client = sockets.client();
     assert_eq!(large(&client, 1).await.unwrap(), 1);
@@ -58,7 +58,7 @@ async fn answers_above_the_mark_that_a_socket_takes_whole_do_not_stop_the_readin
 #[tokio::test(start_paused = true)]
 async fn answers_above_the_mark_that_a_pipe_takes_whole_do_not_stop_the_reading() {
     for mark in [1, 1_000, 20_000] {
-        let harness = with_mark(mark);
+        let harness = with_mark(mark).unless(Manner::OneByte, "megabytes go by");
         let client = harness.client_through(WIDE).build();
         for round in 0..200_u32 {
             // From one call above the mark to many that only together are.
@@ -68,6 +68,7 @@ async fn answers_above_the_mark_that_a_pipe_takes_whole_do_not_stop_the_reading(
             let next = large(&client, 5).await;
             assert!(next.is_ok(), "mark {mark}, round {round}: {next:?}");
         }
+        harness.until_flushed(0).await;
         no_call_runs(&harness.handle);
         drop(client);
         harness.assert_idle().await;
@@ -97,6 +98,7 @@ async fn a_reader_that_stops_while_the_server_is_above_the_mark_and_reads_on_get
                 sleep(1_000 * MS).await;
             }
         }
+        harness.until_flushed(0).await;
         no_call_runs(&harness.handle);
     }
     peer.part().await;
@@ -109,7 +111,7 @@ async fn what_was_read_already_when_the_mark_was_reached_is_handled_afterwards()
     for mark in [1, 3_000, 100_000] {
         for pipe in [24 * 1024, WIDE] {
             for farewell in [false, true] {
-                let harness = with_mark(mark);
+                let harness = with_mark(mark).unless(Manner::OneByte, "megabytes go by");
                 let mut peer = harness.peer_through(pipe);
                 peer.shake_hands().await;
                 let requests: Vec<_> =
@@ -138,6 +140,7 @@ async fn what_was_read_already_when_the_mark_was_reached_is_handled_afterwards()
 async fn parked_calls_that_end_one_after_the_other_share_writes() {
     const CALLS: u32 = 16;
     let harness = Harness::with(|builder| builder.service(WakingServer::new(Woken)));
+    let harness = harness.plain("it counts writes");
     let (writes, plain) = counted(&harness);
     let client: WakingClient = plain.service();
     client.wake(0).await.unwrap();
@@ -153,7 +156,7 @@ async fn parked_calls_that_end_one_after_the_other_share_writes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lone_parked_call_is_written_in_the_turn_it_ends_and_one_of_several_a_turn_later_at_most() {
-    let harness = Harness::new();
+    let harness = Harness::new().plain("it counts turns and writes");
     let (ours, theirs) = tokio::io::duplex(WIDE);
     let writes = Arc::new(AtomicUsize::new(0));
     let count = || writes.load(SeqCst);

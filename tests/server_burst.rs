@@ -13,6 +13,9 @@ use tokio::{
     time::timeout,
 };
 
+/// Why a test stays on plain transports.
+const A_BURST: &str = "a burst is what comes in one read, and answers that are not flushed at once are load";
+
 /// Sends so many calls in one write, and counts the good answers and the refusals.
 async fn burst(peer: &mut RawClient, calls: u64, request: impl Fn(u64) -> Req) -> (u64, u64) {
     let bytes: Vec<_> = (1..=calls).map(|id| request(id).bytes()).collect();
@@ -34,10 +37,11 @@ async fn sixty_four_quick_calls_in_one_write_fit_a_limit_of_eight() {
         let globally = Harness::with(|builder| builder.max_concurrent_calls(8));
         let per_connection = Harness::with(|builder| builder.max_concurrent_calls_per_connection(8));
         let one = Harness::with(|builder| builder.max_concurrent_calls(1));
-        for harness in [globally, per_connection, one] {
+        for harness in [globally, per_connection, one].map(|harness| harness.plain(A_BURST)) {
             let mut peer = harness.peer().await;
             let outcome = burst(&mut peer, calls, |id| Req::new(id, method::ECHO, ("hi",))).await;
             assert_eq!(outcome, (calls, 0));
+            harness.until_flushed(0).await;
             no_call_runs(&harness.handle);
             peer.part().await;
             harness.assert_idle().await;
@@ -47,7 +51,7 @@ async fn sixty_four_quick_calls_in_one_write_fit_a_limit_of_eight() {
 
 #[tokio::test]
 async fn sixty_four_quick_calls_in_one_write_fit_a_limit_of_eight_over_a_socket() {
-    let harness = Harness::with(|builder| builder.max_concurrent_calls(8));
+    let harness = Harness::with(|builder| builder.max_concurrent_calls(8)).plain(A_BURST);
     let sockets = harness.sockets().await;
     let requests: Vec<_> = (1..=64_u64).map(|id| Req::new(id, method::SPIN, (1_u64,)).bytes()).collect();
     let mut socket = TcpStream::connect(sockets.address).await.unwrap();
@@ -83,7 +87,7 @@ async fn calls_that_are_pending_once_are_run_up_to_the_limit_and_the_others_refu
 
 #[tokio::test(start_paused = true)]
 async fn a_used_up_cooperative_budget_is_not_taken_for_calls_in_flight() {
-    let harness = Harness::with(|builder| builder.max_concurrent_calls(8));
+    let harness = Harness::with(|builder| builder.max_concurrent_calls(8)).plain(A_BURST);
     let mut peer = harness.peer().await;
     let outcome = burst(&mut peer, 64, |id| Req::new(id, method::BUDGET, (id, 10_u32))).await;
     assert_eq!(outcome, (64, 0));
@@ -93,7 +97,7 @@ async fn a_used_up_cooperative_budget_is_not_taken_for_calls_in_flight() {
 
 #[tokio::test(start_paused = true)]
 async fn answers_that_the_peer_does_not_take_are_load() {
-    let harness = Harness::with(|builder| builder.max_concurrent_calls(8));
+    let harness = Harness::with(|builder| builder.max_concurrent_calls(8)).plain(A_BURST);
     let mut peer = harness.peer_through(4 * 1024);
     peer.shake_hands().await;
     let requests: Vec<_> = (1..=64_u64).map(|id| Req::new(id, method::LARGE, (10_000_u32,)).bytes()).collect();
@@ -114,7 +118,7 @@ async fn answers_that_the_peer_does_not_take_are_load() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_with_a_long_batch_lets_others_have_their_turn() {
-    let harness = Harness::new();
+    let harness = Harness::new().plain("it counts turns, by what is read in them");
     let (mut greedy, mut modest) = (harness.peer_through(1024 * 1024), harness.peer().await);
     greedy.shake_hands().await;
     let probe = harness.probe.clone();

@@ -36,6 +36,9 @@ const MS: Duration = Duration::from_millis(1);
 const SLOW: Method = Method::new("test.Slow", "slow");
 const SLOW_LATER: Method = Method::new("test.Slow", "slow_later");
 
+/// Why a test stays on plain transports.
+const ONE_READ: &str = "the calls have to come in one read";
+
 /// A service whose polls take long.
 #[derive(Clone, Default)]
 struct Slow {
@@ -182,7 +185,7 @@ async fn clients_of_calls_behind_slow_ones_are_told_of_the_deadline() {
 #[tokio::test(start_paused = true)]
 async fn a_call_left_for_the_next_turn_whose_deadline_passes_while_woken_calls_are_polled_is_not_executed() {
     let slow = Slow::default();
-    let harness = slow.harness();
+    let harness = slow.harness().plain(ONE_READ);
     let mut peer = harness.peer().await;
     peer.send(&stamped(1, SLOW, (0_u32,), Duration::ZERO, 50 * MS)).await;
     peer.reply::<()>(1).await;
@@ -213,6 +216,7 @@ async fn a_connection_whose_service_blocks_its_thread_is_one_stuck_connection() 
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
+            // Plain in every run: it is about the server's own accept loop and its drain.
             let bound = server.bind("127.0.0.1:0").await.unwrap();
             let client: BlocksClient = Client::new(bound.local_addr().to_string()).service();
             let call = tokio::spawn(async move { client.block().await });
@@ -266,7 +270,7 @@ impl AsyncRead for Arriving {
 async fn however_many_calls_were_woken_before_the_slow_one_what_expired_meanwhile_is_not_executed() {
     for parked in 1..20_u64 {
         let slow = Slow::default();
-        let harness = slow.harness();
+        let harness = slow.harness().plain(ONE_READ);
         let mut peer = harness.peer().await;
         // The last of the parked calls keeps the thread; the batch is full without a slow call.
         let requests = (1..=64 + 10).map(|id| match id {

@@ -1,4 +1,4 @@
-//! The pipeline as users extend it: order, decisions, and what a bad handler costs.
+//! The pipeline as users extend it: order, and decisions.
 
 mod support;
 
@@ -9,91 +9,19 @@ use std::{
 
 use rpc_codec::{GoAwayReason, Hello};
 use sluicegate::{
-    ConnectionInfo, Executed, Refusal, RefusalReason, Status, StatusCode,
+    Executed, Refusal, RefusalReason, Status, StatusCode,
     limit::Rate,
-    server::{Answer, Call, CallInfo, Decision, Handler, Interest, Outbound},
+    server::{Call, CallInfo, Decision, Outbound},
 };
-use support::{Got, Harness, Req, method, no_call_runs, raw::cancel};
+use support::{
+    Got, Harness, Req,
+    handlers::{Changing, Deciding, Log, Noting, waiting, with_handler},
+    method, no_call_runs,
+    raw::cancel,
+};
 use tokio::{sync::mpsc, time::sleep};
 
 const MS: Duration = Duration::from_millis(1);
-
-/// What handlers saw, in order.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
-
-impl Log {
-    fn note(&self, what: String) {
-        self.0.lock().unwrap().push(what);
-    }
-
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap())
-    }
-}
-
-/// Notes what it sees.
-struct Noting(&'static str, Log);
-
-impl Handler for Noting {
-    fn connected(&mut self, _: &ConnectionInfo) {
-        self.1.note(format!("{} connected", self.0));
-    }
-
-    fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
-        self.1.note(format!("{} inbound {}", self.0, call.id().sequence()));
-        Decision::Pass
-    }
-
-    fn outbound(&mut self, call: &CallInfo<'_>, response: &mut Outbound<'_>) {
-        let what = match response.answer() {
-            Answer::Reply(body) => format!("reply of {}", body.len()),
-            Answer::Refusal(refusal) => refusal.reason().name().to_owned(),
-            Answer::Status(status) => status.code().name().to_owned(),
-            _ => "something new".to_owned(),
-        };
-        self.1.note(format!("{} outbound {} {what}", self.0, call.id.sequence()));
-    }
-
-    fn written(&mut self, call: &CallInfo<'_>) {
-        self.1.note(format!("{} written {}", self.0, call.id.sequence()));
-    }
-
-    fn closed(&mut self) {
-        self.1.note(format!("{} closed", self.0));
-    }
-}
-
-/// Decides by a function.
-struct Deciding<F>(F);
-
-impl<F: FnMut(&mut Call<'_>) -> Decision + Send> Handler for Deciding<F> {
-    fn interest() -> Interest {
-        Interest::INBOUND
-    }
-
-    fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
-        (self.0)(call)
-    }
-}
-
-/// Changes responses by a function.
-struct Changing<F>(F);
-
-impl<F: FnMut(&CallInfo<'_>, &mut Outbound<'_>) + Send> Handler for Changing<F> {
-    fn outbound(&mut self, call: &CallInfo<'_>, response: &mut Outbound<'_>) {
-        (self.0)(call, response);
-    }
-}
-
-/// A server with one more handler behind the default ones.
-fn with_handler<H: Handler + 'static>(make: impl Fn() -> H + Send + Sync + 'static) -> Harness {
-    Harness::with(|builder| {
-        builder.pipeline(move |pipeline, _| {
-            pipeline.add_last("test", make());
-        })
-    })
-}
 
 #[tokio::test(start_paused = true)]
 async fn calls_pass_handlers_first_to_last_and_answers_last_to_first() {
@@ -111,6 +39,7 @@ async fn calls_pass_handlers_first_to_last_and_answers_last_to_first() {
         let id = if method == method::ECHO { 1 } else { 2 };
         peer.send(&Req::new(id, method, ("hi",)).bytes()).await;
         peer.answer(id).await;
+        harness.until_flushed(0).await;
         let expected = [
             "a inbound ?",
             "b inbound ?",
@@ -190,6 +119,7 @@ async fn an_answer_of_a_handler_keeps_the_service_out_of_it() {
     let error = call().await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (StatusCode::Unauthenticated, Executed::Never));
     assert_eq!(harness.probe.started(), 0);
+    harness.until_flushed(0).await;
     no_call_runs(&harness.handle);
     assert_eq!(call().metadata("password", "mellon").await.unwrap(), "hi");
     drop(client);
@@ -250,12 +180,6 @@ fn waiting_room() -> (Harness, Doorman) {
     (harness, Doorman { let_in, door })
 }
 
-fn waiting(id: u64) -> Req {
-    let mut request = Req::new(id, method::ECHO, (id.to_string(),));
-    request.metadata.insert("wait", "").unwrap();
-    request
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_call_that_waits_resumes_behind_its_handler_while_later_ones_pass_it() {
     let (harness, doorman) = waiting_room();
@@ -263,6 +187,7 @@ async fn a_call_that_waits_resumes_behind_its_handler_while_later_ones_pass_it()
     peer.send(&waiting(1).bytes()).await;
     peer.send(&Req::new(2, method::ECHO, ("later",)).bytes()).await;
     assert_eq!(peer.reply::<String>(2).await, "later");
+    harness.until_flushed(1).await;
     let snapshot = harness.snapshot();
     assert_eq!((snapshot.calls_parked, snapshot.calls.held, harness.probe.started()), (1, 1, 1));
     doorman.let_one_in();
@@ -301,6 +226,7 @@ async fn a_deadline_that_passes_while_a_call_waits_is_answered_and_it_was_never_
     assert!(peer.peer.is_silent_for(100 * MS).await);
     assert_eq!(harness.probe.started(), 0);
     assert!(doorman.somebody_is_missing().await);
+    harness.until_flushed(0).await;
     no_call_runs(&harness.handle);
     peer.part().await;
     harness.assert_idle().await;
@@ -329,6 +255,7 @@ async fn what_a_wait_decides_is_done() {
     let (status, _) = peer.answer(1).await;
     assert_eq!((status.code(), status.message()), (StatusCode::Unavailable, "the door is locked"));
     assert_eq!(harness.probe.started(), 0);
+    harness.until_flushed(0).await;
     no_call_runs(&harness.handle);
     peer.part().await;
     harness.assert_idle().await;
@@ -372,110 +299,6 @@ async fn a_handler_may_close_the_connection_with_its_own_words() {
     assert_eq!((harness.probe.running(), harness.snapshot().protocol_errors), (0, 0));
     drop(peer);
     harness.assert_idle().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_handler_that_panics_on_the_way_in_costs_its_call() {
-    for name in ["deadline", "concurrency"] {
-        let harness = Harness::with(|builder| {
-            builder.pipeline(move |pipeline, _| {
-                let handler = Deciding(|call: &mut Call<'_>| {
-                    assert!(call.metadata().get("bad").is_none(), "secret of the handler");
-                    Decision::Pass
-                });
-                pipeline.add_after(name, "test", handler);
-            })
-        });
-        panicking_handler(&harness, Executed::Never, 0).await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_handler_that_panics_on_the_way_out_costs_its_call() {
-    for name in ["deadline", "concurrency"] {
-        let harness = Harness::with(|builder| {
-            builder.pipeline(move |pipeline, _| {
-                let mut calls = 0;
-                let handler = Changing(move |_: &CallInfo<'_>, _: &mut Outbound<'_>| {
-                    calls += 1;
-                    assert!(calls > 3, "secret of the handler");
-                });
-                pipeline.add_after(name, "test", handler);
-            })
-        });
-        panicking_handler(&harness, Executed::Finished, 3).await;
-    }
-}
-
-/// Three calls meet a panicking handler, a fourth does not.
-async fn panicking_handler(harness: &Harness, executed: Executed, started: usize) {
-    let mut peer = harness.peer().await;
-    for id in 1..=3 {
-        let mut request = Req::new(id, method::ECHO, ("hi",));
-        request.metadata.insert("bad", "").unwrap();
-        peer.send(&request.bytes()).await;
-        let (status, body) = peer.answer(id).await;
-        assert_eq!((status.code(), status.executed()), (StatusCode::Internal, executed));
-        assert!(body.is_empty() && !format!("{status:?}").contains("secret"));
-        no_call_runs(&harness.handle);
-    }
-    assert_eq!((harness.snapshot().panics, harness.probe.started()), (3, started));
-    peer.send(&Req::new(4, method::ECHO, ("hi",)).bytes()).await;
-    assert_eq!(peer.reply::<String>(4).await, "hi");
-    peer.part().await;
-    harness.assert_idle().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_that_panics_costs_its_call() {
-    let harness = with_handler(|| {
-        Deciding(|call: &mut Call<'_>| {
-            let bad = call.metadata().get("bad").is_some();
-            Decision::Wait(Box::pin(async move {
-                assert!(!bad, "secret of the handler");
-                Decision::Pass
-            }))
-        })
-    });
-    panicking_handler(&harness, Executed::Never, 0).await;
-}
-
-/// Panics in what it is told and cannot answer.
-struct BadListener {
-    told: &'static str,
-}
-
-impl Handler for BadListener {
-    fn connected(&mut self, _: &ConnectionInfo) {
-        assert_ne!(self.told, "connected");
-    }
-
-    fn written(&mut self, _: &CallInfo<'_>) {
-        assert_ne!(self.told, "written");
-    }
-
-    fn closed(&mut self) {
-        assert_ne!(self.told, "closed");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_handler_that_panics_when_it_is_told_something_harms_no_call() {
-    for told in ["connected", "written", "closed"] {
-        let harness = with_handler(move || BadListener { told });
-        let client = harness.client();
-        let sibling = tokio::spawn(client.call::<_, u64>(method::GATE, (7_u64,)));
-        harness.until_running(1).await;
-        for _ in 0..3 {
-            let echo = client.call::<_, String>(method::ECHO, ("hi".to_owned(),)).await;
-            assert_eq!(echo.unwrap_or_else(|error| panic!("{told}: {error}")), "hi");
-        }
-        harness.probe.open_gate();
-        assert_eq!(sibling.await.unwrap().unwrap(), 7, "{told}");
-        drop(client);
-        harness.assert_idle().await;
-        assert!(harness.snapshot().panics > 0, "{told}");
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -564,6 +387,7 @@ async fn outbound_handlers_see_the_deadline_that_passed_and_the_panic() {
     log.take();
     peer.send(&Req::new(1, method::GATE, (1_u64,)).timeout(10 * MS).bytes()).await;
     peer.answer(1).await;
+    harness.until_flushed(0).await;
     peer.send(&Req::new(2, method::PANIC_LATER_SPAWNED, ()).bytes()).await;
     peer.answer(2).await;
     sleep(MS).await;
@@ -577,61 +401,6 @@ async fn outbound_handlers_see_the_deadline_that_passed_and_the_panic() {
     ];
     assert_eq!(log.take(), expected);
     peer.part().await;
-    harness.assert_idle().await;
-}
-
-/// Panics when it is dropped before it is over.
-struct FragileWait(bool);
-
-impl Future for FragileWait {
-    type Output = Decision;
-
-    fn poll(self: std::pin::Pin<&mut Self>, _: &mut std::task::Context<'_>) -> std::task::Poll<Decision> {
-        std::task::Poll::Pending
-    }
-}
-
-impl Drop for FragileWait {
-    fn drop(&mut self) {
-        assert!(self.0 || std::thread::panicking(), "secret of the handler");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_that_panics_when_it_is_dropped_harms_no_other_call() {
-    let harness = with_handler(|| {
-        Deciding(|call: &mut Call<'_>| match call.metadata().get("wait") {
-            Some(_) => Decision::Wait(Box::pin(FragileWait(false))),
-            None => Decision::Pass,
-        })
-    });
-    let mut peer = harness.peer().await;
-    peer.send(&[waiting(1).bytes(), waiting(2).timeout(10 * MS).bytes(), waiting(3).bytes()].concat()).await;
-    peer.send(&Req::new(4, method::GATE, (4_u64,)).bytes()).await;
-    harness.until_held(4).await;
-    peer.send(&cancel(1)).await;
-    assert_eq!(peer.answer(2).await.0.code(), StatusCode::DeadlineExceeded);
-    harness.probe.open_gate();
-    assert_eq!(peer.reply::<u64>(4).await, 4);
-    harness.until_held(1).await;
-    drop(peer);
-    harness.assert_idle().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_pipeline_that_cannot_be_built_costs_its_connection() {
-    let harness = Harness::with(|builder| {
-        let connections = std::sync::atomic::AtomicU32::new(0);
-        builder.pipeline(move |_, _| {
-            let before = connections.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            assert!(before > 0, "the first connection is unlucky");
-        })
-    });
-    let unlucky = harness.client();
-    let error = unlucky.call::<_, String>(method::ECHO, ("hi",)).await.unwrap_err();
-    assert_eq!((error.code(), error.executed()), (StatusCode::Unavailable, Executed::Never), "{error:?}");
-    drop(unlucky);
-    harness.peer().await.part().await;
     harness.assert_idle().await;
 }
 

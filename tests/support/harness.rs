@@ -78,6 +78,12 @@ impl Harness {
         self
     }
 
+    /// With plain transports in runs that ask for `not_this`, because of `reason`.
+    pub(crate) fn unless(mut self, not_this: Manner, reason: &str) -> Self {
+        self.network.manner = Manner::unless(not_this, reason);
+        self
+    }
+
     /// The server on a socket.
     pub(crate) async fn sockets(&self) -> Sockets {
         self.sockets_at((Ipv4Addr::LOCALHOST, 0).into()).await
@@ -142,6 +148,14 @@ impl Harness {
     /// Waits until so many permits are out.
     pub(crate) async fn until_held(&self, permits: u64) {
         self.until("the permits are out", |harness| harness.snapshot().calls.held == permits).await;
+    }
+
+    /// Waits until the server knows that the answers its peer has read were flushed. On a plain
+    /// transport it knows before the peer does.
+    pub(crate) async fn until_flushed(&self, held: u64) {
+        if self.network.manner != Manner::Plain {
+            self.until_held(held).await;
+        }
     }
 
     /// Waits, in virtual time, until `condition` holds.

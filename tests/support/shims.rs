@@ -52,6 +52,12 @@ impl Manner {
         Self::Plain
     }
 
+    /// As this run asks for, but plain in place of `not_this`, because of `reason`.
+    pub(crate) fn unless(not_this: Self, reason: &str) -> Self {
+        let manner = Self::of_this_run();
+        if manner == not_this { Self::plain(reason) } else { manner }
+    }
+
     /// A transport that behaves like this.
     pub(crate) fn wrap<T: Transport + 'static>(self, io: T) -> Box<dyn Transport> {
         match self {
@@ -299,9 +305,6 @@ pub(crate) enum Fault {
     End,
 }
 
-/// A fault of one direction, behind so many bytes of it.
-pub(crate) type FaultAt = (u64, Fault);
-
 /// Fails when so many bytes have been read or written. Counts them in any case.
 #[derive(Debug)]
 pub(crate) struct FailingAt<T> {
@@ -311,17 +314,14 @@ pub(crate) struct FailingAt<T> {
     broken: Option<ErrorKind>,
 }
 
-#[derive(Debug)]
-struct Direction {
-    bytes: Arc<AtomicU64>,
-    fault: Option<FaultAt>,
+/// Reading or writing: the bytes that went by, and behind how many of them what goes wrong.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Direction {
+    pub(crate) bytes: Arc<AtomicU64>,
+    pub(crate) fault: Option<(u64, Fault)>,
 }
 
 impl Direction {
-    fn new(fault: Option<FaultAt>) -> Self {
-        Self { bytes: Arc::default(), fault }
-    }
-
     /// How many of `len` bytes may pass before the fault, or the fault.
     fn passes(&self, len: usize) -> Result<usize, Fault> {
         match self.fault {
@@ -339,13 +339,8 @@ impl Direction {
 }
 
 impl<T> FailingAt<T> {
-    pub(crate) fn new(io: T, reading: Option<FaultAt>, writing: Option<FaultAt>) -> Self {
-        Self { io, read: Direction::new(reading), write: Direction::new(writing), broken: None }
-    }
-
-    /// The bytes read and the bytes written, as they grow.
-    pub(crate) fn counts(&self) -> [Arc<AtomicU64>; 2] {
-        [&self.read, &self.write].map(|direction| Arc::clone(&direction.bytes))
+    pub(crate) fn new(io: T, [read, write]: [Direction; 2]) -> Self {
+        Self { io, read, write, broken: None }
     }
 
     fn check(&self) -> io::Result<()> {
