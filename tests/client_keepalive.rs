@@ -6,7 +6,12 @@ mod support;
 use std::time::Duration;
 
 use sluicegate::{CallError, Client, Executed, StatusCode, client::LostCause};
-use support::{Got, Harness, RawServer, method, raw::scripted, until_client_idle};
+use support::{
+    Got, Harness, RawServer, method,
+    raw::{scripted, scripted_with},
+    shims::Manner,
+    until_client_idle,
+};
 use tokio::{
     sync::mpsc::UnboundedReceiver,
     time::{Instant, sleep},
@@ -17,7 +22,8 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A client with 5 s and 2 s, and the server that it has called once and been answered by.
 async fn acquainted() -> (Client, UnboundedReceiver<RawServer>, RawServer) {
-    let (builder, mut servers) = scripted(64 * 1024);
+    // A farewell is written only as far as it can be without waiting.
+    let (builder, mut servers) = scripted_with(Manner::Plain, 64 * 1024);
     let client = builder.keepalive_interval(5 * SECOND).keepalive_timeout(2 * SECOND).build();
     let server = call_once(&client, &mut servers).await;
     (client, servers, server)

@@ -124,7 +124,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         };
         encode_go_away(&mut farewell, CallId::CONNECTION, reason, &why);
         let (io, mut cx) = (&mut self.io, Context::from_waker(Waker::noop()));
-        let _ = poll_io(&mut cx, |cx| Pin::new(&mut *io).poll_write(cx, &farewell));
+        let mut rest = &farewell[..];
+        while !rest.is_empty()
+            && let Poll::Ready(Ok(n @ 1..)) = poll_io(&mut cx, |cx| Pin::new(&mut *io).poll_write(cx, rest))
+        {
+            rest = &rest[n..];
+        }
         let _ = poll_io(&mut cx, |cx| Pin::new(&mut *io).poll_shutdown(cx));
     }
 
