@@ -34,6 +34,8 @@ pub(crate) struct Writer {
     parted: VecDeque<Parted>,
     /// The longest frame that the client takes.
     pub(crate) max_frame: u32,
+    /// Bytes have left that the transport may still hold.
+    unflushed: bool,
     gauge: Share,
 }
 
@@ -64,6 +66,7 @@ impl Writer {
             unwritten: VecDeque::new(),
             parted: VecDeque::new(),
             max_frame: MIN_PART_LEN as u32,
+            unflushed: false,
             gauge,
         }
     }
@@ -134,7 +137,7 @@ impl Writer {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.writable() == 0 && self.unwritten.is_empty() && self.parted.is_empty()
+        self.writable() == 0 && self.unwritten.is_empty() && self.parted.is_empty() && !self.unflushed
     }
 
     /// Writes what the transport takes, and calls `written` for each response that has left.
@@ -160,13 +163,17 @@ impl Writer {
             }
             match poll_io(cx, |cx| Pin::new(&mut *io).poll_write(cx, &self.out[self.sent..])) {
                 Poll::Ready(Ok(0)) => break Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Poll::Ready(Ok(n)) => self.sent += n,
+                Poll::Ready(Ok(n)) => {
+                    self.sent += n;
+                    self.unflushed = true;
+                }
                 Poll::Ready(Err(error)) => break Poll::Ready(Err(error)),
                 Poll::Pending => break Poll::Pending,
             }
         };
         let flushed = poll_io(cx, |cx| Pin::new(&mut *io).poll_flush(cx))?;
         if flushed.is_ready() {
+            self.unflushed = false;
             let left = self.base + self.sent as u64;
             let mut releases = Releases::default();
             while self.unwritten.front().is_some_and(|response| response.end <= left) {
