@@ -54,6 +54,10 @@ const MAX_AHEAD: usize = 128 * KIB;
 const NARROW: usize = 16 * KIB;
 const BROKEN: ErrorKind = ErrorKind::ConnectionReset;
 
+type Configure = fn(ServerBuilder) -> ServerBuilder;
+
+type AnswerTo = fn(CallId) -> Vec<u8>;
+
 fn serve(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Harness {
     // The peers here say nothing for minutes, and answer no PING.
     let configure = |builder| configure(builder).keepalive_interval(None);
@@ -326,7 +330,7 @@ async fn a_session_gives_the_same_answers_however_its_bytes_are_split() {
     session.push(part(5, &[5; 5_000], true));
     session.push(cancel(4));
     session.push(part(4, &[4; 5_000], true));
-    while let Some(frame) = first.next() {
+    for frame in first {
         session.push(frame);
         session.extend(second.next());
     }
@@ -644,7 +648,7 @@ async fn answer_of_begun(wire: &mut Pieces) {
 
 #[tokio::test(start_paused = true)]
 async fn a_body_takes_its_budget_with_the_first_part_and_a_second_that_finds_too_little_is_refused() {
-    let cases: [(&str, fn(ServerBuilder) -> ServerBuilder, bool); 2] = [
+    let cases: [(&str, Configure, bool); 2] = [
         ("connection bodies", budget, false),
         ("global bodies", |builder| budget(builder).body_budget(MIB as u64), true),
     ];
@@ -1378,8 +1382,7 @@ async fn an_answer_ends_the_upload_and_leaves_the_slot_to_the_next_call() {
         bytes
     };
     let too_long = |id| response_opening(id, 100 * MIB, b"x");
-    let answers: [(&str, fn(CallId) -> Vec<u8>); 3] =
-        [("a status", refused), ("a reply", replied), ("too long", too_long)];
+    let answers: [(&str, AnswerTo); 3] = [("a status", refused), ("a reply", replied), ("too long", too_long)];
     for (what, answer) in answers {
         let (client, _servers, mut wire) = scripted(NARROW, |builder| builder).await;
         let (call, id) = uploading(&client, &mut wire).await;
