@@ -1651,3 +1651,117 @@ async fn an_error_that_goes_on_in_parts_is_an_error() {
     assert_eq!(within(good).await.unwrap().unwrap(), "good");
     assert!(client.snapshot().connected);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_malformed_answer_ends_the_upload() {
+    let (client, _servers, mut wire) = scripted(NARROW, |builder| builder).await;
+    let (call, id) = uploading(&client, &mut wire).await;
+    let mut bytes = frame(RESPONSE, 0, 0, &[0; 3], b"");
+    rpc_codec::patch_id(&mut bytes, id);
+    wire.send(&bytes).await;
+    let error = call.await.unwrap().unwrap_err();
+    assert!(matches!(error, CallError::MalformedResponse { .. }), "{error:?}");
+    next_call_is_fine(&client, &mut wire, id, MAX_AHEAD + NARROW).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_go_away_ends_the_uploads_of_calls_that_the_server_did_not_accept() {
+    for others in [false, true] {
+        let (client, _servers, mut wire) = scripted(NARROW, |builder| builder).await;
+        let other = tokio::spawn(client.call::<_, u64>(method::NONCE, (0_u64, 0_u32)));
+        let other_id = wire.piece().await.id;
+        let (call, id) = uploading(&client, &mut wire).await;
+        let mut bytes = Vec::new();
+        encode_go_away(&mut bytes, CallId::new(id.sequence() - 1, 0xffff), GoAwayReason::Drain, "draining");
+        wire.send(&bytes).await;
+        let error = call.await.unwrap().unwrap_err();
+        assert!(matches!(error, CallError::GoingAway { .. }), "{error:?}");
+        if others {
+            sleep(SECOND).await;
+        }
+        wire.send(&response(other_id, &1_u64)).await;
+        let mut sent = 0;
+        let mut said = false;
+        while let Some(piece) = wire.next().await {
+            said |= piece.kind == GO_AWAY;
+            assert!(!said || piece.kind == GO_AWAY, "{} behind GOAWAY", piece.kind);
+            sent += piece.wire_len();
+        }
+        assert_eq!(other.await.unwrap().unwrap(), 1);
+        assert!(sent <= MAX_AHEAD + NARROW, "{sent} bytes came after the GOAWAY");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_answer_had_begun_may_have_been_executed() {
+    let (client, _servers, mut wire) = scripted(NARROW, |builder| builder).await;
+    let (call, id) = uploading(&client, &mut wire).await;
+    wire.send(&response_opening(id, 100_000, &[7; 10])).await;
+    sleep(SECOND).await;
+    drop(wire);
+    let error = call.await.unwrap().unwrap_err();
+    assert_eq!(error.executed(), Executed::Maybe, "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_was_busy_does_not_charge_a_body_for_it() {
+    let harness = serve(|builder| builder.service(OddServer::new(OddOne)));
+    let mut wire = wire(&harness, 64 * KIB).await;
+    wire.send(&opening(untouched(1, method::BYTES), LEN, &[7; 1_000])).await;
+    sleep(SECOND).await;
+    wire.send(&Req::new(2, Method::new("Odd", "block"), (30_000_u64,)).bytes()).await;
+    wire.send(&part(1, &[7; PART_LEN], true)).await;
+    assert_eq!(wire.piece().await.id, CallId::new(2, 0));
+    is_alive(&mut wire, 3).await;
+    drop(wire);
+    assert_idle(&harness).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_who_takes_a_few_bytes_now_and_then_is_not_cut() {
+    for step in [1_usize, 10, 17] {
+        let harness = serve_huge().plain("it counts bytes");
+        let mut wire = wire(&harness, 1_000).await;
+        wire.send(&Req::new(1, method::LARGE, (REPLY as u32,)).bytes()).await;
+        sleep(MS).await;
+        wire.io.read_exact(&mut vec![0; 1_000 * 90]).await.unwrap();
+        let mut buffer = vec![0; step];
+        for n in 0..(40_000 / step) {
+            sleep(20 * SECOND).await;
+            assert!(wire.io.read_exact(&mut buffer).await.is_ok(), "cut after {n} steps of {step}");
+            assert_eq!(harness.snapshot().connections, 1, "cut after {n} steps of {step}");
+        }
+        drop(wire);
+        assert_idle(&harness).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_or_a_cancel_of_the_connection_breaks_it() {
+    for kind in [CONT, CANCEL] {
+        for opened in [false, true] {
+            let harness = serve(|builder| builder);
+            let mut wire = wire(&harness, 64 * KIB).await;
+            if opened {
+                is_alive(&mut wire, 1).await;
+            }
+            wire.send(&frame(kind, 0, 0, &[], b"")).await;
+            wire.send(&frame(PING, 0, 0, &[1; 8], &[])).await;
+            let piece = wire.piece().await;
+            println!("kind {kind}, opened {opened}: answered by kind {}", piece.kind);
+            assert_eq!(piece.kind, GO_AWAY, "kind {kind}, opened {opened}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hello_is_let_out_by_a_transport_whose_first_flush_is_pending() {
+    let harness = Harness::new();
+    let io = harness.network.connect_as(PIPE, |io| Box::new(support::shims::Withholding::new(io))).unwrap();
+    let mut wire = Pieces::from(support::RawClient::new(io));
+    wire.send(&hello_with(|_| ())).await;
+    assert_eq!(wire.piece().await.id, CallId::CONNECTION);
+    is_alive(&mut wire, 1).await;
+    wire.send(&frame(PING, 0, 0, &[1; 8], &[])).await;
+    assert_eq!(wire.piece().await.kind, PONG);
+}

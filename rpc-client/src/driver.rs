@@ -457,6 +457,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
         let error = CallError::MalformedResponse { peer: Arc::clone(&self.connection.peer), source };
         self.wakers.extend(state.slots.fail(id, error));
+        state.stop_upload(id);
         Ok(true)
     }
 
@@ -481,6 +482,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         let refused: Vec<_> = state.slots.waiting().filter(|&(id, _)| id > last).collect();
         for (id, _) in refused {
             self.wakers.extend(state.slots.fail(id, error.clone()));
+            state.stop_upload(id);
         }
         state.ended.get_or_insert(error);
         state.closing = true;

@@ -154,7 +154,10 @@ impl Slots {
     /// Begins the answer of a waiting call, whose body comes in parts.
     pub(crate) fn begin_reply(&mut self, id: CallId, metadata: Metadata, body_len: u32, first: &[u8]) {
         let assembly = Assembly::begin(body_len, first);
-        self.slots[usize::from(id.slot())].download = Some(Box::new(Download { metadata, assembly }));
+        let slot = &mut self.slots[usize::from(id.slot())];
+        slot.download = Some(Box::new(Download { metadata, assembly }));
+        // Whatever of the request has left, the service has run.
+        slot.request_end = 0;
     }
 
     /// Whether the answer of a waiting call has begun.

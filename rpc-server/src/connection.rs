@@ -286,7 +286,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Writes what the transport takes; permits of what has left go back.
     pub(crate) fn flush(&mut self, cx: &mut TaskContext<'_>, now: Instant) -> Result<(), Broken> {
         let Self { writer, io, pipeline, server, .. } = self;
-        let before = writer.unsent();
+        let before = writer.sent();
         let wants_written = pipeline.wants_written();
         let flushed = writer.poll_flush(io, cx, |response| {
             if !wants_written {
@@ -306,7 +306,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             self.write_stalls = None;
             return result.map_err(Broken::Lost);
         }
-        if self.write_stalls.is_none() || writer.unsent() < before {
+        if self.write_stalls.is_none() || writer.sent() > before {
             self.write_stalls = now.checked_add(server.config.write_timeout);
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, MIN_PART_LEN, RequestFrame, encode_pong};
@@ -62,7 +62,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     self.refuse(id, None, 0, &Refusal::new(RefusalReason::MalformedRequest));
                 }
             }
-            Frame::Cont { id, more, part } if id <= self.last_id => self.add_part(id, part, more, now)?,
+            Frame::Cont { id, more, part } if id != CallId::CONNECTION && id <= self.last_id => {
+                self.add_part(id, part, more, now)?
+            }
             Frame::Pong(opaque) if self.life.is_answer(opaque) => {}
             Frame::Pong(_) | Frame::Ignored { .. } => {
                 self.ignore_frame();
@@ -252,7 +254,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             self.reads_paused = true;
             return;
         }
-        if mem::take(&mut self.reads_paused) {
+        // Woken long after it was due, we were busy, and kept the peer from sending.
+        let busy = self.in_flight.next_slow().is_some_and(|due| now.saturating_duration_since(due) > BUSY);
+        if mem::take(&mut self.reads_paused) || busy {
             self.in_flight.restart_uploads(now);
         }
         if !nothing_to_read {
@@ -539,7 +543,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     fn cancelled(&mut self, id: CallId, now: Reading) -> Result<(), Broken> {
-        if id > self.last_id {
+        if id == CallId::CONNECTION || id > self.last_id {
             let message = format!("call {id} was cancelled before it was opened");
             return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
         }
@@ -595,3 +599,6 @@ fn unexpected(frame: &Frame<'_>) -> Broken {
     };
     Broken::Refused(GoAwayReason::ProtocolError, format!("a client must not send this {kind}"))
 }
+
+/// A turn that comes so late was kept from coming.
+const BUSY: Duration = Duration::from_secs(1);

@@ -101,6 +101,11 @@ impl Writer {
         self.parted.clear();
     }
 
+    /// Bytes that the transport has taken, ever.
+    pub(crate) fn sent(&self) -> u64 {
+        self.base + self.sent as u64
+    }
+
     /// Bytes that the transport has not taken.
     pub(crate) fn unsent(&self) -> usize {
         self.writable() + self.parted.iter().map(|parted| parted.remainder.len()).sum::<usize>()
