@@ -13,11 +13,8 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
-use rpc_codec::{
-    Decoded, Frame, FrameDecoder, GoAwayReason, HeadError, Hello, Kind, MIN_PART_LEN, ResponseFrame, encode_cancel,
-    encode_go_away, encode_ping, encode_pong,
-};
-use rpc_core::{CallId, Executed, StatusCode};
+use rpc_codec::{Decoded, FrameDecoder, GoAwayReason, Hello, Kind, encode_cancel, encode_go_away, encode_ping};
+use rpc_core::{CallId, Executed};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     task::coop,
@@ -32,7 +29,6 @@ use crate::{
     gauges::Gauges,
     noise::Noise,
     scratch,
-    slots::Found,
     vigil::{Seen, Unfinished, Vigil},
 };
 
@@ -40,26 +36,26 @@ use crate::{
 /// it is dropped with its runtime.
 pub(crate) struct Driver<T> {
     io: T,
-    connection: Arc<Connection>,
-    gauges: Arc<Gauges>,
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) gauges: Arc<Gauges>,
     decoder: FrameDecoder,
-    max_message: u32,
+    pub(crate) max_message: u32,
     /// Bytes being written; what stands before `sent` has left.
     writing: Vec<u8>,
     sent: usize,
     /// Bytes of queued frames that have left.
     written: u64,
     partial: BytesMut,
-    wakers: Vec<Waker>,
+    pub(crate) wakers: Vec<Waker>,
     timer: Option<Pin<Box<Sleep>>>,
     armed: Option<Instant>,
     /// The timer wakes the task that is polled now.
     timer_knows_us: bool,
     vigil: Vigil,
-    noise: Noise,
+    pub(crate) noise: Noise,
     phase: Phase,
     /// The server answered a call, so connecting to it was worth it.
-    proved_good: bool,
+    pub(crate) proved_good: bool,
     over: bool,
 }
 
@@ -352,143 +348,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         Ok((taken, answers))
     }
 
-    /// Handles one frame; whether it was an answer.
-    fn frame(&mut self, state: &mut State, frame: &Frame<'_>) -> Result<bool, LostCause> {
-        match frame {
-            Frame::Response(response) => self.answer(state, response),
-            Frame::Malformed { id, error } => self.malformed(state, *id, error.clone()),
-            Frame::Ping(opaque) => {
-                self.noise.frame();
-                // A server that asks without end and never reads is not owed a buffer of answers.
-                if state.out.len() < MAX_QUEUED_LEN {
-                    state.append(|out| encode_pong(out, *opaque));
-                }
-                Ok(false)
-            }
-            Frame::GoAway(go_away) => {
-                self.noise.farewell();
-                self.going_away(state, go_away.last, go_away.reason, go_away.message);
-                // In place of a HELLO it means that we are not wanted, now and for a while.
-                if state.greeted { Ok(false) } else { Err(LostCause::GoneAway(go_away.message.into())) }
-            }
-            Frame::Cont { id, more, part } => self.part(state, *id, part, *more),
-            Frame::Pong(_) | Frame::Ignored { .. } => {
-                self.noise.frame();
-                Ok(false)
-            }
-            _ => Err(LostCause::Protocol("it sent a frame that only a client sends".into())),
-        }
-    }
-
-    fn answer(&mut self, state: &mut State, response: &ResponseFrame<'_>) -> Result<bool, LostCause> {
-        let id = response.id;
-        if !self.is_waited_for(state, id)? {
-            return Ok(false);
-        }
-        self.proved_good = true;
-        if state.slots.has_parts_to_come(id) {
-            return Err(LostCause::Protocol(format!("it answered call {id} twice").into()));
-        }
-        // It may come before the request has left: then the rest of that is of no use.
-        state.stop_upload(id);
-        if response.compression != 0 {
-            let error = CallError::MalformedResponse {
-                peer: Arc::clone(&self.connection.peer),
-                source: HeadError::Compression(response.compression),
-            };
-            self.wakers.extend(state.slots.fail(id, error));
-            return Ok(true);
-        }
-        if response.body_len > self.max_message {
-            let error = CallError::ResponseTooLarge {
-                peer: Arc::clone(&self.connection.peer),
-                len: response.body_len.into(),
-                max: self.max_message.into(),
-            };
-            self.wakers.extend(state.slots.fail(id, error));
-            return Ok(true);
-        }
-        let outcome = if response.code == StatusCode::Ok {
-            response.metadata().map(Ok)
-        } else {
-            response.status().map(|status| Err(CallError::Status(status)))
-        };
-        match outcome {
-            Ok(Ok(metadata)) if response.more => {
-                state.slots.begin_reply(id, metadata, response.body_len, response.body);
-                return Ok(false);
-            }
-            Ok(Ok(metadata)) => self.wakers.extend(state.slots.reply(id, metadata, response.body)),
-            Ok(Err(error)) => self.wakers.extend(state.slots.fail(id, error)),
-            Err(error) => return self.malformed(state, id, error),
-        }
-        Ok(true)
-    }
-
-    /// Adds a part to an answer; whether that was the last.
-    fn part(&mut self, state: &mut State, id: CallId, part: &[u8], more: bool) -> Result<bool, LostCause> {
-        match state.slots.find(id) {
-            Found::Waiting => {}
-            // Its caller has gone, or has failed by an earlier part. What is long costs the server more than us.
-            Found::Late => {
-                if part.len() < MIN_PART_LEN {
-                    self.noise.frame();
-                }
-                return Ok(false);
-            }
-            Found::NeverIssued => {
-                return Err(LostCause::Protocol(format!("it sent a part for call {id}, which never was").into()));
-            }
-        }
-        match state.slots.add_part(id, part, more) {
-            Ok(waker) => {
-                let answered = waker.is_some();
-                self.wakers.extend(waker);
-                Ok(answered)
-            }
-            Err(None) => Err(LostCause::Protocol(format!("it sent a part for call {id} without an answer").into())),
-            Err(Some(error)) => self.malformed(state, id, error.into()),
-        }
-    }
-
-    fn malformed(&mut self, state: &mut State, id: CallId, source: HeadError) -> Result<bool, LostCause> {
-        if !self.is_waited_for(state, id)? {
-            return Ok(false);
-        }
-        let error = CallError::MalformedResponse { peer: Arc::clone(&self.connection.peer), source };
-        self.wakers.extend(state.slots.fail(id, error));
-        state.stop_upload(id);
-        Ok(true)
-    }
-
-    /// Whether somebody waits for an answer with this id. If not, it is counted.
-    fn is_waited_for(&mut self, state: &mut State, id: CallId) -> Result<bool, LostCause> {
-        match state.slots.find(id) {
-            Found::Waiting => Ok(true),
-            Found::Late => {
-                self.gauges.late_answers.fetch_add(1, Ordering::Relaxed);
-                if !state.slots.late() {
-                    self.noise.frame();
-                }
-                Ok(false)
-            }
-            Found::NeverIssued => Err(LostCause::Protocol(format!("it answered call {id}, which never was").into())),
-        }
-    }
-
-    /// The server accepts nothing above `last`: those calls fail, the others are waited for.
-    fn going_away(&mut self, state: &mut State, last: CallId, reason: GoAwayReason, message: &str) {
-        let error = CallError::GoingAway { peer: Arc::clone(&self.connection.peer), reason, message: message.into() };
-        let refused: Vec<_> = state.slots.waiting().filter(|&(id, _)| id > last).collect();
-        for (id, _) in refused {
-            self.wakers.extend(state.slots.fail(id, error.clone()));
-            state.stop_upload(id);
-        }
-        state.ended.get_or_insert(error);
-        state.closing = true;
-        self.connection.notify_all();
-    }
-
     /// There is nothing to do. When to look at the latest whether that has gone on for too long.
     fn rest(&mut self, blocked: bool) -> Option<Instant> {
         let write = blocked || self.phase == Phase::Leaving;
@@ -575,7 +434,8 @@ enum Answers {
 /// The reason that a server is told for a loss that is its own doing.
 fn told(cause: &LostCause) -> Option<GoAwayReason> {
     match cause {
-        LostCause::Protocol(_) | LostCause::Flooded { .. } => Some(GoAwayReason::ProtocolError),
+        LostCause::Protocol(_) => Some(GoAwayReason::ProtocolError),
+        LostCause::Flooded { .. } => Some(GoAwayReason::TooManyFrames),
         LostCause::HandshakeTimeout { .. } => Some(GoAwayReason::HandshakeTimeout),
         LostCause::KeepaliveTimeout { .. } | LostCause::FrameTimeout { .. } => Some(GoAwayReason::Timeout),
         _ => None,

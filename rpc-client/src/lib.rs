@@ -4,6 +4,7 @@
 //! Users reach it as `sluicegate::client`.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod backoff;
 mod call;
 mod client;

@@ -172,11 +172,11 @@ impl Slots {
     /// The parts do not add up to the length that was said. `None` if no part is due.
     pub(crate) fn add_part(&mut self, id: CallId, part: &[u8], more: bool) -> Result<Option<Waker>, Option<PartError>> {
         let slot = &mut self.slots[usize::from(id.slot())];
-        let download = slot.download.as_mut().ok_or(None)?;
+        let mut download = slot.download.take().ok_or(None)?;
         if !download.assembly.add(part, more).map_err(Some)? {
+            slot.download = Some(download);
             return Ok(None);
         }
-        let download = slot.download.take().expect("just used");
         let Download { metadata, mut assembly } = *download;
         slot.body = assembly.take();
         Ok(slot.finish(Ok(metadata)))

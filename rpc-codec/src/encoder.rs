@@ -210,7 +210,7 @@ pub fn encode_refusal(out: &mut Vec<u8>, id: CallId, refusal: &Refusal) {
     out.push(0);
     out.extend_from_slice(&(message.len() as u16).to_be_bytes());
     out.extend_from_slice(message.as_bytes());
-    details::encode_refusal(out, refusal).expect("names of limits are short");
+    details::encode_refusal(out, refusal).expect("names of limits are cut");
     frame.finish_head(out, Kind::Response, id);
 }
 

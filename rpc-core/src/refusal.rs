@@ -31,7 +31,7 @@ impl Refusal {
         Self { reason, limit: "", max: 0, current: 0, retry_delay: None }
     }
 
-    /// Names the limit, its value, and what was in use of it.
+    /// Names the limit, its value, and what was in use of it. Of a long name the first 255 bytes count.
     #[must_use]
     pub const fn with_limit(mut self, limit: &'static str, max: u64, current: u64) -> Self {
         self.limit = limit;
@@ -53,8 +53,8 @@ impl Refusal {
     }
 
     /// The name of the limit; empty if no limit refused.
-    pub const fn limit(&self) -> &'static str {
-        self.limit
+    pub fn limit(&self) -> &'static str {
+        &self.limit[..self.limit.floor_char_boundary(MAX_NAME_LEN)]
     }
 
     /// How long to wait before trying again; `None` means that trying again here is no use.
@@ -78,9 +78,9 @@ impl fmt::Display for Refusal {
 impl From<&Refusal> for Status {
     fn from(refusal: &Refusal) -> Self {
         let mut metadata = Metadata::new();
-        let mut note = |key, value: &str| metadata.insert(key, value).expect("names of limits are short");
-        if !refusal.limit.is_empty() {
-            note("limit", refusal.limit);
+        let mut note = |key, value: &str| metadata.insert(key, value).expect("all of it is short");
+        if !refusal.limit().is_empty() {
+            note("limit", refusal.limit());
         }
         for (key, value) in refusal.figures() {
             note(key, &value.to_string());
@@ -95,6 +95,9 @@ impl From<&Refusal> for Status {
         }
     }
 }
+
+/// A name of a limit always fits beside the rest of a refusal.
+const MAX_NAME_LEN: usize = 255;
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident $upper:literal $code:ident ($max:literal, $current:literal) $message:literal,)*) => {
@@ -190,6 +193,14 @@ mod tests {
         assert_eq!((&*info.reason, &*info.domain), ("CONCURRENCY_LIMIT", "sluicegate"));
         let pairs: Vec<_> = info.metadata.iter().collect();
         assert_eq!(pairs, [("limit", &b"global"[..]), ("max_in_flight", b"64"), ("in_flight", b"63")]);
+    }
+
+    #[test]
+    fn of_a_long_name_as_much_counts_as_fits_everywhere() {
+        let long: &'static str = Box::leak("\u{20ac}".repeat(100_000).into_boxed_str());
+        let refusal = Refusal::new(RefusalReason::ConcurrencyLimit).with_limit(long, 1, 1);
+        assert_eq!(refusal.limit(), "\u{20ac}".repeat(85));
+        assert!(Status::from(&refusal).error_info().is_some());
     }
 
     #[test]

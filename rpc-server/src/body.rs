@@ -54,6 +54,8 @@ pub(crate) struct Upload {
     /// From when on its rate counts, and what had arrived by then.
     since: Instant,
     had: usize,
+    /// It was found too slow once.
+    warned: bool,
 }
 
 /// How slowly a body may come.
@@ -66,7 +68,7 @@ pub(crate) struct LeastRate {
 
 impl Upload {
     fn begin(body_len: u32, first: &[u8], now: Instant) -> Self {
-        Self { assembly: Assembly::begin(body_len, first), since: now, had: first.len() }
+        Self { assembly: Assembly::begin(body_len, first), since: now, had: first.len(), warned: false }
     }
 
     pub(crate) fn add(&mut self, part: &[u8], more: bool) -> Result<bool, PartError> {
@@ -81,21 +83,38 @@ impl Upload {
         self.assembly.received().len()
     }
 
-    /// When it will have come too slowly if nothing more comes; never for one that is complete.
+    /// When it will have come too slowly if nothing more comes, and be warned or refused; never for one
+    /// that is complete.
     pub(crate) fn too_slow_at(&self, rate: LeastRate) -> Option<Instant> {
         if self.is_complete() {
             return None;
         }
         let paid = Duration::from_secs_f64((self.len() - self.had) as f64 / f64::from(rate.bytes_per_second));
-        self.since.checked_add(rate.grace + paid)
+        let grace = if self.warned { LAST_CHANCE } else { rate.grace.saturating_sub(LAST_CHANCE) };
+        self.since.checked_add(grace + paid)
     }
 
-    /// Lets its rate count from `now` on, because it was us who did not read.
-    pub(crate) fn restart(&mut self, now: Instant) {
-        self.since = now;
-        self.had = self.len();
+    /// Whether it was warned before. The first time it is given a last chance instead of being
+    /// refused: it may have been us who did not read, busy with something else, and then nothing more
+    /// could be sent until now.
+    pub(crate) fn was_warned(&mut self, now: Instant) -> bool {
+        if !self.warned {
+            self.warned = true;
+            self.since = now;
+            self.had = self.len();
+            return false;
+        }
+        true
+    }
+
+    /// Does not count a `pause` up to `now` in which we did not read.
+    pub(crate) fn skip(&mut self, pause: Duration, now: Instant) {
+        self.since = (self.since + pause).min(now);
     }
 }
+
+/// The part of the grace in which a body must move again that seemed to have stopped.
+const LAST_CHANCE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -106,12 +125,15 @@ mod tests {
         let now = Instant::now();
         let rate = LeastRate { bytes_per_second: 1_000, grace: Duration::from_secs(10) };
         let mut upload = Body::InFrame(&[0; 500]).keep(100_000, now);
-        assert_eq!(upload.too_slow_at(rate), Some(now + Duration::from_secs(10)));
+        assert_eq!(upload.too_slow_at(rate), Some(now + Duration::from_secs(9)));
         upload.add(&[0; 5_000], true).unwrap();
-        assert_eq!(upload.too_slow_at(rate), Some(now + Duration::from_secs(15)), "the first part is no merit");
-        let later = now + Duration::from_secs(100);
-        upload.restart(later);
-        assert_eq!(upload.too_slow_at(rate), Some(later + Duration::from_secs(10)));
+        assert_eq!(upload.too_slow_at(rate), Some(now + Duration::from_secs(14)), "the first part is no merit");
+        upload.skip(Duration::from_secs(100), now + Duration::from_secs(200));
+        let due = now + Duration::from_secs(114);
+        assert_eq!(upload.too_slow_at(rate), Some(due));
+        assert!(!upload.was_warned(due));
+        assert_eq!(upload.too_slow_at(rate), Some(due + Duration::from_secs(1)));
+        assert!(upload.was_warned(due + Duration::from_secs(1)));
         upload.add(&[0; 94_500], false).unwrap();
         assert_eq!(upload.too_slow_at(rate), None);
     }

@@ -7,12 +7,12 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use bytes::{Buf, BytesMut};
-use rpc_codec::{DecodeError, FrameDecoder, GoAwayReason, Hello, SendBounds, encode_go_away, encode_ping};
-use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Executed, Status, limit::ConcurrencyLimit};
+use rpc_codec::{DecodeError, FrameDecoder, GoAwayReason, Hello, SendBounds, encode_go_away};
+use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Status, limit::ConcurrencyLimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     task::{JoinSet, coop},
@@ -23,14 +23,15 @@ use crate::{
     batch::Batch,
     clock::{self, Reading},
     cut::Cut,
+    ending::{CLOSE_WHEN_BROKEN, CLOSED_BY_HANDLER, FOREVER},
     gauges::Share,
     in_flight::InFlight,
-    life::{Due, Life},
+    life::Life,
     panics::{contain, end_of_task},
     pipeline::{CallInfo, Pipeline},
     ready::{Key, Ready},
     scratch,
-    server::{Phase, ServerCore},
+    server::ServerCore,
     timer::Timer,
     unary::{ConnMethod, TaskEnd},
     writer::{Writer, poll_io},
@@ -43,7 +44,8 @@ use crate::{
 ///       \__________________\______ transport lost _____\_______________________________/
 /// ```
 ///
-/// What the loop does for calls is in `inbound.rs` and `outbound.rs`.
+/// What the loop does for calls is in `inbound.rs`, `uploads.rs`, `dispatch.rs` and `outbound.rs`, and how it
+/// ends in `ending.rs`.
 pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     pub(crate) io: T,
     pub(crate) server: Arc<ServerCore>,
@@ -65,30 +67,28 @@ pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     pub(crate) bounds: SendBounds,
     /// Bytes of bodies that arrive in parts; made with the first of them.
     pub(crate) bodies: Option<Arc<ConcurrencyLimit>>,
-    /// We have not read for a while, because the client did not.
-    pub(crate) reads_paused: bool,
     pub(crate) decoder: FrameDecoder,
-    state: State,
+    pub(crate) state: State,
     /// The client said GOAWAY: the end of its stream is then no loss.
     pub(crate) client_leaves: bool,
     /// For frames that open no call.
     pub(crate) allowance: Allowance,
     pub(crate) life: Life,
     /// When the calls that still run are cut off, and what they are told.
-    cut_off: Option<(Instant, &'static str)>,
-    read_closed: bool,
-    woken: Vec<Key>,
+    pub(crate) cut_off: Option<(Instant, &'static str)>,
+    pub(crate) read_closed: bool,
+    pub(crate) woken: Vec<Key>,
     /// Whether answers of woken calls have been gathered for one turn.
     gathered: bool,
     /// Received bytes that do not make a whole frame, or that the last batch left.
-    partial: BytesMut,
+    pub(crate) partial: BytesMut,
     inbound: Share,
     timer: Timer,
-    write_stalls: Option<Instant>,
+    pub(crate) write_stalls: Option<Instant>,
 }
 
 #[derive(Debug)]
-enum State {
+pub(crate) enum State {
     Handshake {
         until: Instant,
         /// When something must have been said, while nothing has.
@@ -126,7 +126,7 @@ impl From<DecodeError> for Broken {
 }
 
 /// How a turn of the loop ended.
-enum Turn {
+pub(crate) enum Turn {
     /// There is more to do, after others had their turn.
     Again,
     /// Something must happen first; whatever it is wakes the task.
@@ -135,7 +135,7 @@ enum Turn {
 }
 
 /// Why reading stopped.
-enum ReadEnd {
+pub(crate) enum ReadEnd {
     /// The transport has no more, or we do not want more now.
     Dry,
     /// The batch is full.
@@ -168,7 +168,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             going_away: None,
             bounds: SendBounds { max_frame: hello.max_frame, max_message: hello.max_message },
             bodies: None,
-            reads_paused: false,
             decoder: FrameDecoder::new(server.config.max_frame),
             state,
             client_leaves: false,
@@ -252,8 +251,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if !self.gathered {
             self.flush(cx, now)?;
         }
-        if !self.is_above_mark() {
-            self.life.resume(now);
+        if !self.is_above_mark()
+            && let Some(pause) = self.life.resume(now)
+        {
+            self.in_flight.skip(pause, now);
         }
         let (finished, last_id, had_calls) = (self.writer.unwritten(), self.last_id, self.has_calls());
         self.expire(now);
@@ -263,7 +264,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Ok(Turn::Again);
         }
         let read = self.read(cx)?;
-        self.refuse_slow_bodies(matches!(read, ReadEnd::Dry), now);
+        if matches!(read, ReadEnd::Dry) {
+            self.refuse_slow_bodies(now);
+        }
         // Tasks that were spawned just now wake us only once they have been polled for.
         self.poll_tasks(cx);
         if had_calls || self.last_id != last_id || self.has_calls() {
@@ -481,207 +484,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             self.end_pending(key, Some(&Status::deadline_exceeded("the deadline passed while the call was running")));
         }
     }
-
-    /// Does what the server as a whole is about to do.
-    fn follow_server(&mut self, now: Instant) {
-        match self.server.phase() {
-            Phase::Serving => {}
-            Phase::Draining => {
-                self.go_away(GoAwayReason::Drain, "the server is draining");
-                // Whoever began the drain may not have stayed to end it.
-                self.cut_off_after(self.server.config.drain_grace, SHUTTING_DOWN, now);
-            }
-            Phase::Stopping => {
-                self.go_away(GoAwayReason::Drain, "the server is draining");
-                self.cut_off(SHUTTING_DOWN);
-            }
-        }
-    }
-
-    /// Gives up a peer that is too slow, silent or idle, and one that was connected for long enough.
-    fn look_after(&mut self, now: Instant, read: &ReadEnd) -> Result<(), Broken> {
-        if !matches!(self.state, State::Open) {
-            return Ok(());
-        }
-        if self.life.retires(now) && self.going_away.is_none() {
-            self.part(Cut::Age);
-            let config = &self.server.config;
-            let grace = config.max_connection_age_grace.unwrap_or(config.drain_grace);
-            self.cut_off_after(grace, Cut::Age.message(), now);
-        }
-        if let Some((_, told)) = self.cut_off.take_if(|(at, _)| *at <= now) {
-            self.cut_off(told);
-        }
-        // Only who has been read dry is silent.
-        if matches!(read, ReadEnd::Full) {
-            return Ok(());
-        }
-        match self.life.due(&self.server.config, now) {
-            Some(Due::Ping(opaque)) => encode_ping(&mut self.writer.out, opaque),
-            Some(Due::Farewell) => self.part(Cut::Idle),
-            Some(Due::Cut(cut)) => return Err(Broken::Cut(cut)),
-            None => {}
-        }
-        Ok(())
-    }
-
-    /// Whether a call is pending or its response not yet written.
-    fn has_calls(&self) -> bool {
-        !self.in_flight.is_empty() || self.writer.unwritten() > 0
-    }
-
-    /// Says goodbye to a peer that did nothing wrong.
-    fn part(&mut self, cut: Cut) {
-        if self.going_away.is_none() {
-            self.server.gauges.cuts.count(cut);
-            self.go_away(cut.reason(), cut.message());
-        }
-    }
-
-    /// Lets calls run for so long, unless an earlier end is set already.
-    fn cut_off_after(&mut self, grace: Duration, told: &'static str, now: Instant) {
-        if self.cut_off.is_none() {
-            self.cut_off = now.checked_add(grace).map(|at| (at, told));
-        }
-    }
-
-    /// Cuts off the calls that run, tells them, and closes.
-    fn cut_off(&mut self, told: &'static str) {
-        let shutdown = self.server.phase() != Phase::Serving;
-        for key in self.in_flight.keys() {
-            if shutdown {
-                self.note_cut(key);
-            }
-            self.end_pending(key, Some(&Status::unavailable(told).with_executed(Executed::Maybe)));
-        }
-        self.close(CLOSE_WHEN_STOPPING);
-    }
-
-    fn go_away(&mut self, reason: GoAwayReason, message: &str) {
-        if self.going_away.is_none() {
-            self.going_away = Some(self.last_id);
-            encode_go_away(&mut self.writer.out, self.last_id, reason, message);
-            // Who has not said HELLO yet reads from it that nothing was executed.
-            if matches!(self.state, State::Handshake { .. }) {
-                self.close(CLOSE_WHEN_BROKEN);
-            }
-        }
-    }
-
-    /// Begins to close, if that has not begun, and is done with it by then.
-    fn close(&mut self, within: Duration) {
-        let by = clock::now() + within.min(FOREVER);
-        match &mut self.state {
-            State::Closing { until } => *until = by.min(*until),
-            State::Lingering { .. } => {}
-            State::Handshake { .. } | State::Open => {
-                self.state = State::Closing { until: by };
-                // Nothing is read any more.
-                self.partial = BytesMut::new();
-            }
-        }
-    }
-
-    /// Goes on to the next state when it is time. `true` when the connection is gone.
-    fn step_state(&mut self, cx: &mut TaskContext<'_>, now: Instant) -> Result<bool, Broken> {
-        if self.write_stalls.is_some_and(|stalls| stalls <= now) {
-            self.server.gauges.cuts.count(Cut::Write);
-            return Err(Broken::Lost(io::Error::new(io::ErrorKind::TimedOut, "the peer takes no bytes")));
-        }
-        loop {
-            match &mut self.state {
-                State::Handshake { first_byte: Some(first_byte), .. } if *first_byte <= now => {
-                    return Err(Broken::Cut(Cut::FirstByte));
-                }
-                State::Handshake { until, .. } if *until <= now => return Err(Broken::Cut(Cut::Handshake)),
-                State::Handshake { .. } => return Ok(self.read_closed),
-                State::Open => {
-                    let leaving = self.going_away.is_some() || self.read_closed;
-                    if !leaving || !self.in_flight.is_empty() || !self.writer.is_empty() {
-                        return Ok(false);
-                    }
-                    self.close(self.server.config.write_timeout);
-                }
-                State::Closing { until } if *until <= now => return Ok(true),
-                State::Closing { .. } => {
-                    if !self.writer.is_empty() {
-                        return Ok(false);
-                    }
-                    match poll_io(cx, |cx| Pin::new(&mut self.io).poll_shutdown(cx)) {
-                        Poll::Pending => return Ok(false),
-                        Poll::Ready(Err(_)) => return Ok(true),
-                        Poll::Ready(Ok(())) => {}
-                    }
-                    if self.read_closed {
-                        return Ok(true);
-                    }
-                    self.state = State::Lingering { until: now + LINGER_TIME, left: LINGER_BYTES };
-                }
-                State::Lingering { until, .. } if *until <= now => return Ok(true),
-                State::Lingering { left, .. } => return Ok(discard(&mut self.io, left, cx)),
-            }
-        }
-    }
-
-    /// When something is due that no event announces.
-    fn next_due(&self) -> Option<Instant> {
-        let state = match self.state {
-            State::Handshake { until, first_byte, .. } => Some(first_byte.map_or(until, |first| first.min(until))),
-            State::Closing { until } | State::Lingering { until, .. } => Some(until),
-            State::Open => {
-                let cut_off = self.cut_off.map(|(at, _)| at);
-                [self.life.next_due(&self.server.config), cut_off].into_iter().flatten().min()
-            }
-        };
-        let slow = if self.reads_paused { None } else { self.in_flight.next_slow() };
-        [state, self.in_flight.next_expiry(), slow, self.write_stalls].into_iter().flatten().min()
-    }
-
-    /// Cancels every call; then, if the peer may still read, tells it why and closes.
-    fn break_off(&mut self, broken: Broken, cx: &mut TaskContext<'_>) -> Turn {
-        self.cancel_all();
-        self.writer.abandon_parts();
-        // The turn that broke may not have come to them.
-        self.woken.clear();
-        match broken {
-            Broken::Lost(error) => {
-                tracing::debug!(connection = %self.info, %error, "connection lost");
-                Turn::End
-            }
-            Broken::Refused(reason, message) => {
-                if reason == GoAwayReason::ProtocolError {
-                    self.server.gauges.protocol_errors.fetch_add(1, Ordering::Relaxed);
-                }
-                tracing::warn!(connection = %self.info, ?reason, message, "connection refused");
-                self.say_farewell(reason, &message);
-                Turn::Again
-            }
-            Broken::Cut(cut) => {
-                self.server.gauges.cuts.count(cut);
-                tracing::debug!(connection = %self.info, ?cut, "connection given up");
-                self.say_farewell(cut.reason(), cut.message());
-                if cut != Cut::Keepalive {
-                    return Turn::Again;
-                }
-                // Most likely nobody is there: it is said in one write, and not waited for.
-                let _ = self.flush(cx, clock::now());
-                Turn::End
-            }
-        }
-    }
-
-    fn say_farewell(&mut self, reason: GoAwayReason, message: &str) {
-        // Once said, the last call accepted stays: later ones were ignored.
-        let last = *self.going_away.get_or_insert(self.last_id);
-        encode_go_away(&mut self.writer.out, last, reason, message);
-        self.close(CLOSE_WHEN_BROKEN);
-    }
-
-    fn cancel_all(&mut self) {
-        for key in self.in_flight.keys() {
-            self.end_pending(key, None);
-        }
-    }
 }
 
 /// Its calls end with it, also when it is dropped in the middle of serving, one by one: a panic in the
@@ -699,34 +501,3 @@ impl Batch {
         self.is_over() || !coop::has_budget_remaining()
     }
 }
-
-/// Reads and forgets. `true` when there is nothing more to wait for.
-fn discard<T: AsyncRead + Unpin>(io: &mut T, left: &mut usize, cx: &mut TaskContext<'_>) -> bool {
-    scratch::with_read_buffer(|buffer| {
-        loop {
-            let mut buf = ReadBuf::new(buffer);
-            match poll_io(cx, |cx| Pin::new(&mut *io).poll_read(cx, &mut buf)) {
-                Poll::Pending => return false,
-                Poll::Ready(Err(_)) => return true,
-                Poll::Ready(Ok(())) => {}
-            }
-            let read = buf.filled().len();
-            *left = left.saturating_sub(read);
-            if read == 0 || *left == 0 {
-                return true;
-            }
-        }
-    })
-}
-
-/// The reason of a GOAWAY by which the server's user closes a connection.
-pub(crate) const CLOSED_BY_HANDLER: u16 = 64;
-/// As good as for ever, and an instant can still be expressed.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long a peer that broke the protocol gets to take what is on its way.
-const CLOSE_WHEN_BROKEN: Duration = Duration::from_secs(1);
-/// What calls are told that a shutdown cuts off.
-const SHUTTING_DOWN: &str = "the server is shutting down";
-const CLOSE_WHEN_STOPPING: Duration = Duration::from_secs(1);
-const LINGER_TIME: Duration = Duration::from_secs(1);
-const LINGER_BYTES: usize = 256 * 1024;

@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Context as TaskContext, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rpc_core::{CallId, Context, Deadline};
@@ -192,27 +192,31 @@ impl InFlight {
         self.next_slow
     }
 
-    /// The keys of calls whose bodies have come too slowly at `now`, with the rate they broke.
+    /// The keys of calls whose bodies have come too slowly at `now` though they were warned, with the
+    /// rate they broke. Others are warned.
     pub(crate) fn too_slow(&mut self, now: Instant) -> Vec<(usize, LeastRate)> {
         let Some(rate) = self.least_rate.filter(|_| self.next_slow.is_some_and(|next| next <= now)) else {
             return Vec::new();
         };
-        let due = |call: &Pending| call.place.upload()?.too_slow_at(rate);
-        let (slow, later): (Vec<_>, Vec<_>) =
-            self.calls.iter().filter_map(|(key, call)| Some((key, due(call)?))).partition(|&(_, due)| due <= now);
-        self.next_slow = later.into_iter().map(|(_, due)| due).min();
-        slow.into_iter().map(|(key, _)| (key, rate)).collect()
-    }
-
-    /// Lets the rates of all bodies count from `now` on.
-    pub(crate) fn restart_uploads(&mut self, now: Instant) {
+        let mut slow = Vec::new();
         self.next_slow = None;
-        for (_, call) in &mut self.calls {
-            if let (Some(upload), Some(rate)) = (call.place.upload_mut(), self.least_rate) {
-                upload.restart(now);
+        for (key, call) in &mut self.calls {
+            let Some(upload) = call.place.upload_mut() else { continue };
+            let is_due = upload.too_slow_at(rate).is_some_and(|due| due <= now);
+            if is_due && upload.was_warned(now) {
+                slow.push((key, rate));
+            } else {
                 self.next_slow = earlier(self.next_slow, upload.too_slow_at(rate));
             }
         }
+        slow
+    }
+
+    /// Counts a `pause` up to `now` in which we did not read against no body.
+    pub(crate) fn skip(&mut self, pause: Duration, now: Instant) {
+        // Where to look next stays: too early is harmless.
+        let uploads = self.calls.iter_mut().filter_map(|(_, call)| call.place.upload_mut());
+        uploads.for_each(|upload| upload.skip(pause, now));
     }
 
     /// The keys of calls whose bodies are not complete.

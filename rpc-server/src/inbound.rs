@@ -1,38 +1,29 @@
-//! Frames on their way in: what each kind does, and how a request becomes a running call.
+//! Frames on their way in: what each kind does, and how a request passes the pipeline. What lets a call
+//! run is in `dispatch.rs`, and how a body arrives in parts in `uploads.rs`.
 
 use std::{
     mem,
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
-    time::{Duration, Instant},
 };
 
-use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, MIN_PART_LEN, RequestFrame, encode_pong};
-use rpc_core::{
-    CallId, Deadline, Executed, Refusal, RefusalReason, Status,
-    limit::{CallPermit, ConcurrencyLimit, HeldPermit, Reservation},
-};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    task::JoinError,
-};
+use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, RequestFrame, encode_pong};
+use rpc_core::{CallId, Deadline, Executed, Refusal, RefusalReason, Status, limit::CallPermit};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
-    batch::Batch,
-    blocking::Job,
     body::Body,
     call::{Call, Opening},
     clock::{self, Reading},
-    connection::{Broken, CLOSED_BY_HANDLER, Connection},
+    connection::{Broken, Connection},
     cut::Cut,
-    gauges::{CONNECTION, CONNECTION_BODIES},
+    ending::CLOSED_BY_HANDLER,
+    gauges::CONNECTION,
     in_flight::{HandlerFuture, Pending, Place, Receiving, Waiting},
-    method::Run,
-    panics::{contain, end_of_task},
+    panics::contain,
     pipeline::Decision,
     ready::{Key, SlotWaker},
-    unary::{Ended, Outbox, Started, Starting, TaskEnd, panic_status},
 };
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
@@ -76,11 +67,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     /// Charges the peer for a frame that opens no call.
-    fn charge(&self, now: Reading) -> Result<(), Broken> {
+    pub(crate) fn charge(&self, now: Reading) -> Result<(), Broken> {
         if self.allowance.takes(now.ticks) { Ok(()) } else { Err(Broken::Cut(Cut::Flood)) }
     }
 
-    fn ignore_frame(&mut self) {
+    pub(crate) fn ignore_frame(&mut self) {
         self.server.gauges.frames_ignored.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -176,105 +167,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 .with_retry_delay(config.concurrency_retry_delay));
         }
         Ok(())
-    }
-
-    /// Takes what a body in parts will need, before any of it is kept.
-    fn reserve_body(&mut self, len: u32) -> Result<Reservation, Refusal> {
-        let Self { server, bodies, .. } = self;
-        let config = &server.config;
-        let limit = bodies.get_or_insert_with(|| {
-            let max = Some(config.body_budget_per_connection);
-            ConcurrencyLimit::within(Arc::clone(&server.gauges.bodies), CONNECTION_BODIES, max)
-                .expect("checked when the server was built")
-        });
-        limit.try_reserve(len.into()).map_err(|full| {
-            Refusal::new(RefusalReason::BodyBudget)
-                .with_limit(full.limit, full.max, full.in_flight)
-                .with_retry_delay(config.concurrency_retry_delay)
-        })
-    }
-
-    /// Adds a part to the body of a call. The last one starts the call, if it was let through.
-    fn add_part(&mut self, id: CallId, part: &[u8], more: bool, now: Reading) -> Result<(), Broken> {
-        let Some(key) = self.in_flight.key_of(id) else {
-            // The call was refused, or ended otherwise, while its parts were under way.
-            self.ignore_frame();
-            // Long parts pay with their length.
-            if part.len() < MIN_PART_LEN {
-                self.charge(now)?;
-            }
-            return Ok(());
-        };
-        let upload = self.in_flight.get_mut(key).and_then(|pending| pending.place.upload_mut());
-        let Some(upload) = upload.filter(|upload| !upload.is_complete()) else {
-            let message = format!("the body of call {id} goes on after its last part");
-            return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
-        };
-        match upload.add(part, more) {
-            Ok(false) => {}
-            Ok(true) => self.received(key, now),
-            Err(_) => self.refuse_pending(key, &Refusal::new(RefusalReason::MalformedRequest)),
-        }
-        Ok(())
-    }
-
-    /// Starts a call whose body is complete, unless it still waits in the pipeline.
-    fn received(&mut self, key: usize, now: Reading) {
-        if !matches!(self.in_flight.get_mut(key), Some(Pending { place: Place::Receiving(_), .. })) {
-            return;
-        }
-        let Some(Pending { method, place: Place::Receiving(receiving), .. }) = self.in_flight.remove(key) else {
-            return;
-        };
-        let Receiving { mut opening, upload } = *receiving;
-        if opening.deadline.is_expired(now.instant) {
-            let handlers = self.pipeline.len();
-            self.refuse(opening.id, Some(method), handlers, &Refusal::new(RefusalReason::DeadlineExpired));
-        } else {
-            self.start(&mut opening, method, &mut Body::Kept(upload));
-        }
-        self.batch.count();
-    }
-
-    /// Turns a call away whose body is not complete.
-    fn refuse_pending(&mut self, key: usize, refusal: &Refusal) {
-        let Some(Pending { id, method, place, .. }) = self.in_flight.remove(key) else { return };
-        let passed = match &place {
-            Place::Waiting(waiting) => waiting.at,
-            _ => self.pipeline.len(),
-        };
-        drop(place);
-        self.refuse(id, Some(method), passed, refusal);
-    }
-
-    /// Turns away the calls whose bodies come too slowly: there is `nothing_to_read`, so it is not us
-    /// who are slow.
-    pub(crate) fn refuse_slow_bodies(&mut self, nothing_to_read: bool, now: Instant) {
-        if self.is_above_mark() {
-            self.reads_paused = true;
-            return;
-        }
-        // Woken long after it was due, we were busy, and kept the peer from sending.
-        let busy = self.in_flight.next_slow().is_some_and(|due| now.saturating_duration_since(due) > BUSY);
-        if mem::take(&mut self.reads_paused) || busy {
-            self.in_flight.restart_uploads(now);
-        }
-        if !nothing_to_read {
-            return;
-        }
-        for (key, rate) in self.in_flight.too_slow(now) {
-            let upload = self.in_flight.get_mut(key).and_then(|pending| pending.place.upload_mut());
-            let received = upload.map_or(0, |upload| upload.len());
-            let refusal = Refusal::new(RefusalReason::BodyTooSlow);
-            self.refuse_pending(key, &refusal.with_limit("", rate.bytes_per_second.into(), received as u64));
-        }
-    }
-
-    /// The client sends nothing more: bodies that are not complete never will be.
-    pub(crate) fn refuse_incomplete_bodies(&mut self) {
-        for key in self.in_flight.incomplete() {
-            self.refuse_pending(key, &Refusal::new(RefusalReason::MalformedRequest));
-        }
     }
 
     /// Passes the call through the pipeline from position `from` on, and starts it if it is let
@@ -412,136 +304,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
-    /// Decodes and runs an admitted call: in place if its method is quick, in a task if it is not, and
-    /// on the blocking pool if it blocks.
-    fn start(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>) {
-        let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
-        let registered = server.methods.get(method);
-        let (id, deadline) = (opening.id, opening.deadline);
-        let starting = Starting { opening, body, connection: info, parked: in_flight.next_key() };
-        let make = match &registered.run {
-            Run::Polled(make) => make,
-            Run::Blocking(blocking) => {
-                let Job { run, context } = blocking.prepare(starting);
-                // It panics if there is no thread and none can be made.
-                let Ok(abort) = contain("the blocking pool", || tasks.spawn_blocking(run)) else {
-                    let status = Status::unavailable("there is no thread to run this").with_executed(Executed::Never);
-                    let handlers = self.pipeline.len();
-                    return self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
-                };
-                in_flight.insert(Pending { id, method, deadline, place: Place::Task { abort, context } });
-                return;
-            }
-        };
-        if methods.len() < server.methods.len() {
-            methods.resize_with(server.methods.len(), || None);
-        }
-        let place = methods[method as usize].get_or_insert_with(|| make(method, ready));
-        if server.config.spawn_calls || registered.info.is_spawned() {
-            match place.spawn(starting) {
-                Ok(task) => {
-                    let abort = tasks.spawn(task.future);
-                    let place = Place::Task { abort, context: task.context };
-                    in_flight.insert(Pending { id, method, deadline, place });
-                }
-                Err(Ended { outcome, permit, panicked }) => {
-                    self.service_ended(id, method, outcome, permit, panicked);
-                }
-            }
-            return;
-        }
-        let began = self.batch.poll_begins();
-        match place.start(starting, &mut Outbox { out: &mut writer.out, bounds: *bounds }) {
-            Started::Ended(Ended { outcome, permit, panicked }) => {
-                self.service_ended(id, method, outcome, permit, panicked);
-            }
-            Started::Parked(slot) => {
-                in_flight.insert(Pending { id, method, deadline, place: Place::Slot(slot) });
-            }
-        }
-        if let Some(began) = began {
-            self.note_poll(method, began);
-        }
-    }
-
-    /// Notes how long a poll of `method` took. `true` if it was slow.
-    fn note_poll(&mut self, method: u32, began: Instant) -> bool {
-        let slow = clock::now().saturating_duration_since(began) >= Batch::SLOW_POLL;
-        let info = &self.server.methods.get(method).info;
-        if info.note_poll(slow) {
-            self.server.gauges.methods_demoted.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(method = info.path(), "polls are slow; calls run in tasks of their own from now on");
-        }
-        slow
-    }
-
-    pub(crate) fn poll_slot(&mut self, method: u32, slot: u32) {
-        let Some(Some(place)) = self.methods.get_mut(method as usize) else { return };
-        let began = self.batch.poll_begins();
-        let Some((key, polled)) = place.poll(slot, &mut Outbox { out: &mut self.writer.out, bounds: self.bounds })
-        else {
-            return;
-        };
-        self.batch.count();
-        let slow = began.is_some_and(|began| self.note_poll(method, began));
-        match polled {
-            Poll::Ready(Ended { outcome, permit, panicked }) => {
-                if let Some(pending) = self.in_flight.remove(key) {
-                    self.service_ended(pending.id, method, outcome, permit, panicked);
-                }
-            }
-            Poll::Pending if slow => self.detach(key, method, slot),
-            Poll::Pending => {}
-        }
-    }
-
-    /// Moves a pending call whose polls are slow into a task of its own.
-    fn detach(&mut self, key: usize, method: u32, slot: u32) {
-        let (Some(Some(place)), Some(pending)) = (self.methods.get_mut(method as usize), self.in_flight.get_mut(key))
-        else {
-            return;
-        };
-        let task = place.detach(slot, pending.id, key);
-        let abort = self.tasks.spawn(task.future);
-        pending.place = Place::Task { abort, context: task.context };
-    }
-
-    pub(crate) fn task_ended(&mut self, end: TaskEnd) {
-        // A call that was cancelled or expired meanwhile is not there any more, and its key may be
-        // another's.
-        if self.in_flight.get_mut(end.parked).is_none_or(|pending| pending.id != end.id) {
-            if end.panicked {
-                self.count_panic();
-            }
-            return;
-        }
-        if let Some(pending) = self.in_flight.remove(end.parked) {
-            self.respond_task(&pending, end);
-        }
-    }
-
-    /// A task ended without a word: aborted by us, which needs none; panicked, as a future does in its
-    /// drop; or refused by a runtime that is shutting down, of which the caller shall hear.
-    pub(crate) fn task_lost(&mut self, error: JoinError) {
-        let key = self.in_flight.key_of_task(error.id());
-        let panicked = end_of_task(error);
-        if panicked {
-            self.count_panic();
-        }
-        let Some(Pending { id, method, .. }) = key.and_then(|key| self.in_flight.remove(key)) else { return };
-        let status = if panicked {
-            panic_status()
-        } else {
-            // Work that blocks can only be turned away before it begins.
-            let blocking = self.server.methods.get(method).info.is_blocking();
-            let executed = if blocking { Executed::Never } else { Executed::Maybe };
-            Status::unavailable("the server's runtime is shutting down").with_executed(executed)
-        };
-        let handlers = self.pipeline.len();
-        // The permit went with the task.
-        self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
-    }
-
     fn cancelled(&mut self, id: CallId, now: Reading) -> Result<(), Broken> {
         if id == CallId::CONNECTION || id > self.last_id {
             let message = format!("call {id} was cancelled before it was opened");
@@ -561,34 +323,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         Ok(())
     }
-
-    /// Ends a pending call wherever it is: its future is dropped, its context told. With a status
-    /// the caller is answered, without one nothing is owed.
-    pub(crate) fn end_pending(&mut self, key: usize, status: Option<&Status>) {
-        let Some(Pending { id, method, place, .. }) = self.in_flight.remove(key) else { return };
-        let (permit, executed) = match place {
-            Place::Slot(slot) => {
-                let Some(Some(place)) = self.methods.get_mut(method as usize) else { return };
-                let ended = place.cancel(slot);
-                if ended.panicked {
-                    self.count_panic();
-                }
-                (ended.permit, Executed::Maybe)
-            }
-            Place::Task { abort, context } => {
-                context.cancel();
-                abort.abort();
-                // The permit is the task's, until the task has ended.
-                (HeldPermit::default(), Executed::Maybe)
-            }
-            Place::Waiting(waiting) => (waiting.opening.permit.into(), Executed::Never),
-            Place::Receiving(receiving) => (receiving.opening.permit.into(), Executed::Never),
-        };
-        if let Some(status) = status {
-            let handlers = self.pipeline.len();
-            self.respond(id, Some(method), handlers, Err(status.clone().with_executed(executed)), permit);
-        }
-    }
 }
 
 fn unexpected(frame: &Frame<'_>) -> Broken {
@@ -599,6 +333,3 @@ fn unexpected(frame: &Frame<'_>) -> Broken {
     };
     Broken::Refused(GoAwayReason::ProtocolError, format!("a client must not send this {kind}"))
 }
-
-/// A turn that comes so late was kept from coming.
-const BUSY: Duration = Duration::from_secs(1);

@@ -28,6 +28,8 @@ mod clock;
 mod config;
 mod connection;
 mod cut;
+mod dispatch;
+mod ending;
 mod error;
 mod gauges;
 pub mod handlers;
@@ -43,6 +45,7 @@ mod scratch;
 mod server;
 mod timer;
 mod unary;
+mod uploads;
 mod writer;
 
 pub use accept::Listener;

@@ -96,14 +96,15 @@ impl Life {
         self.paused.get_or_insert(now);
     }
 
-    /// Notes that we read again.
-    pub(crate) fn resume(&mut self, now: Instant) {
-        let Some(since) = self.paused.take() else { return };
+    /// Notes that we read again. Says for how long we did not, if we did not.
+    pub(crate) fn resume(&mut self, now: Instant) -> Option<Duration> {
+        let since = self.paused.take()?;
         let pause = now.saturating_duration_since(since);
         self.heard = (self.heard + pause).min(now);
         for time in [&mut self.frame_began, &mut self.asked].into_iter().flatten() {
             *time = (*time + pause).min(now);
         }
+        Some(pause)
     }
 
     /// Whether a PONG answers our PING; it does so once.

@@ -1,0 +1,108 @@
+//! Bodies that arrive in parts: what they reserve, how they are put together, and how slowly they may
+//! come.
+
+use std::{sync::Arc, time::Instant};
+
+use rpc_codec::{GoAwayReason, MIN_PART_LEN};
+use rpc_core::{
+    CallId, Refusal, RefusalReason,
+    limit::{ConcurrencyLimit, Reservation},
+};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::{
+    body::Body,
+    clock::Reading,
+    connection::{Broken, Connection},
+    gauges::CONNECTION_BODIES,
+    in_flight::{Pending, Place, Receiving},
+};
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+    /// Takes what a body in parts will need, before any of it is kept.
+    pub(crate) fn reserve_body(&mut self, len: u32) -> Result<Reservation, Refusal> {
+        let Self { server, bodies, .. } = self;
+        let config = &server.config;
+        let limit = bodies.get_or_insert_with(|| {
+            let max = Some(config.body_budget_per_connection);
+            ConcurrencyLimit::within(Arc::clone(&server.gauges.bodies), CONNECTION_BODIES, max)
+                .expect("checked when the server was built")
+        });
+        limit.try_reserve(len.into()).map_err(|full| {
+            Refusal::new(RefusalReason::BodyBudget)
+                .with_limit(full.limit, full.max, full.in_flight)
+                .with_retry_delay(config.concurrency_retry_delay)
+        })
+    }
+
+    /// Adds a part to the body of a call. The last one starts the call, if it was let through.
+    pub(crate) fn add_part(&mut self, id: CallId, part: &[u8], more: bool, now: Reading) -> Result<(), Broken> {
+        let Some(key) = self.in_flight.key_of(id) else {
+            // The call was refused, or ended otherwise, while its parts were under way.
+            self.ignore_frame();
+            // Long parts pay with their length.
+            if part.len() < MIN_PART_LEN {
+                self.charge(now)?;
+            }
+            return Ok(());
+        };
+        let upload = self.in_flight.get_mut(key).and_then(|pending| pending.place.upload_mut());
+        let Some(upload) = upload.filter(|upload| !upload.is_complete()) else {
+            let message = format!("the body of call {id} goes on after its last part");
+            return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
+        };
+        match upload.add(part, more) {
+            Ok(false) => {}
+            Ok(true) => self.received(key, now),
+            Err(_) => self.refuse_pending(key, &Refusal::new(RefusalReason::MalformedRequest)),
+        }
+        Ok(())
+    }
+
+    /// Starts a call whose body is complete, unless it still waits in the pipeline.
+    fn received(&mut self, key: usize, now: Reading) {
+        if !matches!(self.in_flight.get_mut(key), Some(Pending { place: Place::Receiving(_), .. })) {
+            return;
+        }
+        let Some(Pending { method, place: Place::Receiving(receiving), .. }) = self.in_flight.remove(key) else {
+            return;
+        };
+        let Receiving { mut opening, upload } = *receiving;
+        if opening.deadline.is_expired(now.instant) {
+            let handlers = self.pipeline.len();
+            self.refuse(opening.id, Some(method), handlers, &Refusal::new(RefusalReason::DeadlineExpired));
+        } else {
+            self.start(&mut opening, method, &mut Body::Kept(upload));
+        }
+        self.batch.count();
+    }
+
+    /// Turns a call away whose body is not complete.
+    fn refuse_pending(&mut self, key: usize, refusal: &Refusal) {
+        let Some(Pending { id, method, place, .. }) = self.in_flight.remove(key) else { return };
+        let passed = match &place {
+            Place::Waiting(waiting) => waiting.at,
+            _ => self.pipeline.len(),
+        };
+        drop(place);
+        self.refuse(id, Some(method), passed, refusal);
+    }
+
+    /// Turns away the calls whose bodies come too slowly. Only to be asked when everything that had
+    /// arrived was read, so that nobody is blamed for what waits for us.
+    pub(crate) fn refuse_slow_bodies(&mut self, now: Instant) {
+        for (key, rate) in self.in_flight.too_slow(now) {
+            let upload = self.in_flight.get_mut(key).and_then(|pending| pending.place.upload_mut());
+            let received = upload.map_or(0, |upload| upload.len());
+            let refusal = Refusal::new(RefusalReason::BodyTooSlow);
+            self.refuse_pending(key, &refusal.with_limit("", rate.bytes_per_second.into(), received as u64));
+        }
+    }
+
+    /// The client sends nothing more: bodies that are not complete never will be.
+    pub(crate) fn refuse_incomplete_bodies(&mut self) {
+        for key in self.in_flight.incomplete() {
+            self.refuse_pending(key, &Refusal::new(RefusalReason::MalformedRequest));
+        }
+    }
+}
