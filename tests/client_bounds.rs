@@ -16,7 +16,8 @@ use rpc_core::CallId;
 use sluicegate::{CallError, Client, Executed, client::LostCause};
 use support::{
     Got, RawServer, method,
-    raw::{frame, hello, hello_with, response, scripted, scripted_with},
+    raw::{frame, hello, hello_with, response},
+    scripted::{Calling, first_call, scripted, scripted_with},
     shims::Manner,
     until_client_idle, within,
 };
@@ -35,20 +36,15 @@ const PING: u8 = 9;
 const PONG: u8 = 10;
 const GO_AWAY: u8 = 11;
 
-type Waiting = JoinHandle<Result<u64, CallError>>;
-
 /// A client with one call out, and the server that has read it.
-async fn one_call() -> (Client, UnboundedReceiver<RawServer>, RawServer, Waiting, CallId) {
+async fn one_call() -> (Client, UnboundedReceiver<RawServer>, RawServer, Calling, CallId) {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
-    let call = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(64).await;
-    let id = server.request().await.0;
+    let (call, server, id) = first_call(&client, &mut servers, 64).await;
     (client, servers, server, call, id)
 }
 
-async fn cause(call: Waiting) -> LostCause {
+async fn cause(call: Calling) -> LostCause {
     match within(call).await.unwrap().unwrap_err() {
         CallError::Lost { source, .. } => source,
         other => panic!("{other:?}"),

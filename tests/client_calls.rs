@@ -10,7 +10,7 @@ use rpc_core::CallId;
 use sluicegate::{CallError, Executed, StatusCode, client::LostCause};
 use support::{
     Got, Harness, method, no_call_runs,
-    raw::{scripted, scripted_with},
+    scripted::{first_call, scripted, scripted_with},
     shims::Manner,
 };
 use tokio::time::{Instant, advance, sleep};
@@ -76,10 +76,7 @@ async fn callers_that_give_up_while_they_wait_for_room_leave_it_to_the_others() 
 async fn room_that_a_caller_gets_too_late_goes_to_the_next_in_line() {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
-    let first = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(1).await;
-    let (id, _) = server.request().await;
+    let (first, mut server, id) = first_call(&client, &mut servers, 1).await;
     sleep(MS).await;
     // This one is first in line, but is not polled while the room becomes its own and its time passes.
     let mut slow = client.call::<_, u64>(method::GATE, (2_u64,)).timeout(20 * MS);
@@ -100,10 +97,7 @@ async fn room_that_a_caller_gets_too_late_goes_to_the_next_in_line() {
 async fn room_that_a_dropped_caller_got_goes_to_the_next_in_line() {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
-    let first = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(1).await;
-    let (id, _) = server.request().await;
+    let (first, mut server, id) = first_call(&client, &mut servers, 1).await;
     sleep(MS).await;
     let mut dropped = client.call::<_, u64>(method::GATE, (2_u64,));
     assert!(poll!(&mut dropped).is_pending());
@@ -320,10 +314,7 @@ async fn calls_above_the_last_of_a_farewell_were_never_executed_and_the_others_a
 async fn a_call_given_up_after_a_farewell_is_cancelled_at_the_server() {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
-    let call = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(64).await;
-    let (id, _) = server.request().await;
+    let (call, mut server, id) = first_call(&client, &mut servers, 64).await;
     server.go_away(id, GoAwayReason::Drain, "moving house").await;
     sleep(MS).await;
     call.abort();
@@ -336,10 +327,7 @@ async fn a_call_given_up_after_a_farewell_is_cancelled_at_the_server() {
 async fn a_connection_that_breaks_behind_a_farewell_leaves_its_calls_maybe_executed() {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
-    let call = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(64).await;
-    let (id, _) = server.request().await;
+    let (call, mut server, id) = first_call(&client, &mut servers, 64).await;
     server.go_away(id, GoAwayReason::Drain, "moving house").await;
     drop(server);
     let error = call.await.unwrap().unwrap_err();
@@ -406,10 +394,7 @@ async fn answers_and_drops_that_meet_in_one_moment_leave_no_trace() {
 async fn a_call_that_waits_for_room_goes_elsewhere_when_the_server_takes_no_more() {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
-    let first = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut old = servers.recv().await.unwrap();
-    old.shake_hands(1).await;
-    let (first_id, _) = old.request().await;
+    let (first, mut old, first_id) = first_call(&client, &mut servers, 1).await;
     sleep(MS).await;
     let waiting: Vec<_> = (0..10_u64).map(|n| tokio::spawn(client.call::<_, u64>(method::GATE, (n,)))).collect();
     sleep(MS).await;

@@ -16,11 +16,7 @@ use futures::poll;
 use rpc_codec::CodecId;
 use rpc_core::CallId;
 use sluicegate::{CallError, Client, StatusCode};
-use support::{
-    Got, Harness, RawServer, method,
-    raw::{response, scripted},
-    until_client_idle, within,
-};
+use support::{Got, Harness, RawServer, method, raw::response, scripted::scripted, until_client_idle, within};
 use tokio::{
     io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf},
     sync::mpsc,

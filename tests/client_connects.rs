@@ -12,7 +12,10 @@ use std::{
 use futures::poll;
 use rpc_codec::GoAwayReason;
 use sluicegate::{CallError, Client, Executed, StatusCode, client::LostCause};
-use support::{Got, Harness, assert_idle_soon, method, raw::scripted};
+use support::{
+    Got, Harness, assert_idle_soon, method,
+    scripted::{first_call, scripted},
+};
 use tokio::time::{Instant, sleep};
 
 const MS: Duration = Duration::from_millis(1);
@@ -248,17 +251,11 @@ async fn a_server_that_hangs_up_on_everybody_is_not_called_in_a_tight_loop() {
 async fn after_a_farewell_the_next_call_goes_by_a_new_connection_at_once() {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
-    let first = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut old = servers.recv().await.unwrap();
-    old.shake_hands(64).await;
-    let (first_id, _) = old.request().await;
+    let (first, mut old, first_id) = first_call(&client, &mut servers, 64).await;
     old.go_away(first_id, GoAwayReason::Drain, "moving house").await;
     sleep(MS).await;
     let began = Instant::now();
-    let second = tokio::spawn(client.call::<_, u64>(method::GATE, (2_u64,)));
-    let mut new = servers.recv().await.unwrap();
-    new.shake_hands(64).await;
-    let (id, _) = new.request().await;
+    let (second, mut new, id) = first_call(&client, &mut servers, 64).await;
     assert!(began.elapsed() <= MS, "a farewell is no failure");
     new.reply(id, 2_u64).await;
     assert_eq!(second.await.unwrap().unwrap(), 2);
@@ -280,16 +277,10 @@ async fn the_end_of_an_old_connection_does_not_make_calls_fail_when_the_new_one_
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.backoff(100 * MS, 100 * MS).build();
     // The old one never answered a call, so it never proved good.
-    let first = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut old = servers.recv().await.unwrap();
-    old.shake_hands(64).await;
-    let (first_id, _) = old.request().await;
+    let (first, mut old, first_id) = first_call(&client, &mut servers, 64).await;
     old.go_away(first_id, GoAwayReason::Drain, "moving house").await;
     sleep(MS).await;
-    let second = tokio::spawn(client.call::<_, u64>(method::GATE, (2_u64,)));
-    let mut new = servers.recv().await.unwrap();
-    new.shake_hands(64).await;
-    let (id, _) = new.request().await;
+    let (second, mut new, id) = first_call(&client, &mut servers, 64).await;
     drop(old);
     assert!(first.await.unwrap().is_err());
     new.reply(id, 2_u64).await;
@@ -373,10 +364,7 @@ async fn the_last_handle_says_goodbye_once_the_last_call_has_its_answer() {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
     let clone = client.clone();
-    let call = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(64).await;
-    let (id, _) = server.request().await;
+    let (call, mut server, id) = first_call(&client, &mut servers, 64).await;
     drop(client);
     drop(clone);
     assert!(server.peer.is_silent_for(1_000 * MS).await, "a call is a handle, too");

@@ -8,7 +8,7 @@ use rpc_codec::GoAwayReason;
 use sluicegate::{CallError, Client, StatusCode};
 use support::{
     Got, Harness, method,
-    raw::{scripted, scripted_with},
+    scripted::{first_call, scripted, scripted_with},
     shims::Manner,
     until_client_idle, within,
 };
@@ -23,10 +23,7 @@ const MS: Duration = Duration::from_millis(1);
 async fn calls_that_had_expired_before_they_were_sent_leave_the_room_to_the_next() {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
-    let first = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(10).await;
-    let (first_id, _) = server.request().await;
+    let (first, mut server, first_id) = first_call(&client, &mut servers, 10).await;
     for n in 0..20_000_u64 {
         let call = client.call::<_, u64>(method::GATE, (n,)).deadline(Instant::now().into_std());
         assert_eq!(call.await.unwrap_err().code(), StatusCode::DeadlineExceeded);
@@ -159,10 +156,7 @@ async fn nobody_tries_to_connect_for_a_client_that_has_gone() {
 async fn the_end_of_an_idle_connection_is_noticed_without_a_call() {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
-    let call = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(64).await;
-    let (id, _) = server.request().await;
+    let (call, mut server, id) = first_call(&client, &mut servers, 64).await;
     server.reply(id, 1_u64).await;
     assert_eq!(call.await.unwrap().unwrap(), 1);
     server.go_away(id, GoAwayReason::Drain, "closing for the night").await;

@@ -14,7 +14,8 @@ use sluicegate::{
 };
 use support::{
     Got, Harness, RawServer, method,
-    raw::{hello_with, scripted, scripted_with},
+    raw::hello_with,
+    scripted::{first_call, scripted, scripted_with},
     shims::Manner,
     within,
 };
@@ -177,10 +178,7 @@ async fn a_call_that_expires_in_the_clients_buffer_may_be_executed_and_one_that_
     // No room.
     let (builder, mut servers) = scripted(1024 * 1024);
     let client = builder.build();
-    let first = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(1).await;
-    let (id, _) = server.request().await;
+    let (first, mut server, id) = first_call(&client, &mut servers, 1).await;
     sleep(MS).await;
     assert_eq!(expires(&client).await, Executed::Never);
     server.reply(id, 1_u64).await;
@@ -286,10 +284,7 @@ async fn why_a_server_broke_off_is_told_to_the_calls_that_were_out() {
     {
         let (builder, mut servers) = scripted(64 * 1024);
         let client = builder.build();
-        let call = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-        let mut server = servers.recv().await.unwrap();
-        server.shake_hands(64).await;
-        let (id, _) = server.request().await;
+        let (call, mut server, id) = first_call(&client, &mut servers, 64).await;
         server.go_away(id, reason, "frame 7 is bad").await;
         drop(server);
         let error = within(call).await.unwrap().unwrap_err();

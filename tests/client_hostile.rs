@@ -13,20 +13,20 @@ use rpc_core::CallId;
 use sluicegate::{CallError, Client, Executed, StatusCode, client::LostCause};
 use support::{
     Got, RawServer, method,
-    raw::{Flood, cancel, frame, hello, hello_with, response, scripted, scripted_with},
+    raw::{Flood, cancel, frame, hello, hello_with, response},
+    scripted::{Calling, first_call, scripted, scripted_with},
     shims::Manner,
     within,
 };
 use tokio::{
     sync::mpsc::UnboundedReceiver,
-    task::JoinHandle,
     time::{Instant, sleep},
 };
 
 const MS: Duration = Duration::from_millis(1);
 const RESPONSE: u8 = 3;
 
-type Calls = [JoinHandle<Result<u64, CallError>>; 2];
+type Calls = [Calling; 2];
 
 /// A client with two calls out, and the server that has read them.
 async fn two_calls() -> (Client, UnboundedReceiver<RawServer>, RawServer, Calls, [CallId; 2]) {
@@ -46,10 +46,7 @@ async fn two_calls_through(manner: Manner) -> (Client, UnboundedReceiver<RawServ
 /// The next call gets a new connection, and its answer.
 async fn next_call_is_fine(client: &Client, servers: &mut UnboundedReceiver<RawServer>) {
     sleep(20_000 * MS).await;
-    let next = tokio::spawn(client.call::<_, u64>(method::GATE, (3_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(64).await;
-    let (id, _) = server.request().await;
+    let (next, mut server, id) = first_call(client, servers, 64).await;
     server.reply(id, 3_u64).await;
     assert_eq!(next.await.unwrap().unwrap(), 3);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sluicegate::{CallError, Client, Executed, StatusCode, client::LostCause};
 use support::{
     Got, Harness, RawServer, method,
-    raw::{scripted, scripted_with},
+    scripted::{first_call, scripted, scripted_with},
     shims::Manner,
     until_client_idle,
 };
@@ -30,10 +30,7 @@ async fn acquainted() -> (Client, UnboundedReceiver<RawServer>, RawServer) {
 }
 
 async fn call_once(client: &Client, servers: &mut UnboundedReceiver<RawServer>) -> RawServer {
-    let call = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(64).await;
-    let (id, _) = server.request().await;
+    let (call, mut server, id) = first_call(client, servers, 64).await;
     server.reply(id, 1_u64).await;
     assert_eq!(call.await.unwrap().unwrap(), 1);
     server

@@ -10,7 +10,7 @@ use rpc_core::CallId;
 use sluicegate::{CallError, Client, Executed, StatusCode};
 use support::{
     Got, Harness, method,
-    raw::{scripted, scripted_with},
+    scripted::{first_call, scripted, scripted_with},
     shims::Manner,
     until_client_idle, within,
 };
@@ -139,10 +139,7 @@ async fn a_server_that_greets_and_leaves_is_not_called_in_a_loop() {
 async fn a_call_that_waits_ends_with_its_client_and_lives_through_the_loss_of_a_connection_it_was_not_sent_on() {
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.backoff(10 * MS, 10 * MS).wait_for_ready(true).build();
-    let out = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
-    let mut server = servers.recv().await.unwrap();
-    server.shake_hands(1).await;
-    server.request().await;
+    let (out, server, _) = first_call(&client, &mut servers, 1).await;
     let waiting = tokio::spawn(client.call::<_, u64>(method::GATE, (2_u64,)));
     sleep(MS).await;
     assert_eq!(client.snapshot().waiting_for_room, 1);

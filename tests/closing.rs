@@ -31,9 +31,23 @@ const GRACE: Duration = Duration::from_secs(7);
 /// How long a connection may take to say goodbye: a second to write it, a second to linger.
 const FAREWELL: Duration = Duration::from_millis(2_100);
 
-/// What a connection is doing when it is to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+macro_rules! states {
+    ($($state:ident,)*) => {
+        /// What a connection is doing when it is to end.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        enum State {
+            $($state,)*
+        }
+
+        use State::*;
+
+        impl State {
+            const ALL: &[Self] = &[$($state),*];
+        }
+    };
+}
+
+states! {
     BeforeTheFirstByte,
     HalfAHello,
     Open,
@@ -50,26 +64,7 @@ enum State {
     TurnedAwayAndNotReading,
 }
 
-use State::*;
-
 impl State {
-    const ALL: [Self; 14] = [
-        BeforeTheFirstByte,
-        HalfAHello,
-        Open,
-        HalfAFrame,
-        BlockedOnWriting,
-        EndlessCall,
-        EndlessTask,
-        WorkThatOutlivesItsCall,
-        PeerHasLeft,
-        PeerHasSaidGoodbyeAndStays,
-        ClosingToAPeerThatDoesNotRead,
-        LingeringWithAPeerThatStays,
-        LingeringWithAPeerThatSends,
-        TurnedAwayAndNotReading,
-    ];
-
     /// Whether something runs that has the grace period.
     fn has_grace(self) -> bool {
         matches!(self, BlockedOnWriting | EndlessCall | EndlessTask | WorkThatOutlivesItsCall | PeerHasLeft)
@@ -152,7 +147,7 @@ enum Ending {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_in_bounded_time_whatever_the_connections_are_doing() {
     use Ending::{Drain, DrainThatNobodyAwaits, DrainTwice, Stop};
-    for state in State::ALL {
+    for &state in State::ALL {
         for ending in [Drain, DrainTwice, DrainThatNobodyAwaits, Stop] {
             let what = format!("{state:?}, {ending:?}");
             let harness = harness(state);
@@ -198,7 +193,7 @@ async fn a_shutdown_ends_in_bounded_time_whatever_the_connections_are_doing() {
 
 #[tokio::test(start_paused = true)]
 async fn whatever_a_closing_connection_is_doing_it_is_gone_without_a_shutdown_as_well() {
-    for state in State::ALL.into_iter().filter(|state| !state.lasts()) {
+    for state in State::ALL.iter().copied().filter(|state| !state.lasts()) {
         let harness = harness(state);
         let mut peers = peer_in(state, &harness).await;
         if state == TurnedAwayAndNotReading {
@@ -217,7 +212,7 @@ async fn whatever_a_closing_connection_is_doing_it_is_gone_without_a_shutdown_as
 #[tokio::test(start_paused = true)]
 async fn an_old_connection_ends_in_bounded_time_whatever_it_is_doing() {
     for state in
-        State::ALL.into_iter().filter(|state| state.lasts() && !matches!(state, BeforeTheFirstByte | HalfAHello))
+        State::ALL.iter().copied().filter(|state| state.lasts() && !matches!(state, BeforeTheFirstByte | HalfAHello))
     {
         let harness = Harness::with(|builder| {
             let builder = builder.frame_timeout(600 * SECOND).write_timeout(600 * SECOND).keepalive_interval(None);

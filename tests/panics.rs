@@ -21,7 +21,7 @@ use sluicegate::{
 use support::{
     Got, Harness, RawClient, Req, assert_idle_soon, method,
     probe::{PANIC_TEXT, Unencodable},
-    raw::scripted,
+    scripted::scripted,
     within,
 };
 

@@ -8,9 +8,11 @@ use rpc_codec::{GoAwayReason, encode_ping};
 use rpc_core::CallId;
 use sluicegate::StatusCode;
 use support::{
-    Got, Harness, Req, method, no_call_runs,
+    Got, Harness, RawClient, Req,
+    harness::PIPE,
+    method, no_call_runs,
     raw::{Flood, cancel, frame, hello, hello_with, response},
-    shims::Manner,
+    shims::{Manner, Withholding},
 };
 use tokio::time::{Instant, sleep};
 
@@ -119,6 +121,20 @@ async fn a_hello_that_cannot_be_accepted_is_answered_by_a_go_away() {
         drop(peer);
         harness.assert_idle().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hello_is_let_out_by_a_transport_whose_first_flush_is_pending() {
+    let harness = Harness::new();
+    let io = harness.network.connect_as(PIPE, |io| Box::new(Withholding::new(io))).unwrap();
+    let mut peer = RawClient::new(io);
+    peer.shake_hands().await;
+    peer.send(&Req::new(1, method::ECHO, ("alive",)).bytes()).await;
+    assert_eq!(peer.reply::<String>(1).await, "alive");
+    peer.send(&frame(9, 0, 0, &[1; 8], &[])).await;
+    assert!(matches!(peer.next().await, Got::Pong([1, 1, 1, 1, 1, 1, 1, 1])));
+    drop(peer);
+    harness.assert_idle().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -39,16 +39,10 @@ fn on_a_calm_network_every_call_is_answered_with_its_own_answer() {
             let (ledger, kernel) = (ledger.clone(), Kernel::default());
             sim.client(name, async move {
                 let client = client("server", &kernel).build();
-                let mut workers = JoinSet::new();
-                for _ in 0..8 {
-                    let (ledger, work) = (ledger.clone(), client.service::<WorkClient>());
-                    workers.spawn(async move {
-                        for _ in 0..10 {
-                            ledger.call(&work, fastrand::u64(..20), None).await.unwrap();
-                        }
-                    });
-                }
-                workers.join_all().await;
+                eighty_times(&client, &ledger, |ledger, work| async move {
+                    ledger.call(&work, fastrand::u64(..20), None).await.unwrap();
+                })
+                .await;
                 assert_eq!((client.snapshot().connects, client.snapshot().late_answers), (1, 0));
                 leave([client], &kernel).await;
                 Ok(())
@@ -255,19 +249,13 @@ fn never_more_calls_than_the_limit_are_in_flight_and_what_is_refused_is_not_exec
             kernels.push(kernel.clone());
             sim.client(name, async move {
                 let client = client("server", &kernel).build();
-                let mut workers = JoinSet::new();
-                for _ in 0..8 {
-                    let (ledger, work) = (ledger.clone(), client.service::<WorkClient>());
-                    workers.spawn(async move {
-                        for _ in 0..10 {
-                            let Err(error) = ledger.call(&work, fastrand::u64(..60), None).await else { continue };
-                            assert_eq!(error.code(), StatusCode::ResourceExhausted, "{error:?}");
-                            assert_eq!(error.executed(), Executed::Never, "{error:?}");
-                            sleep(error.retry_delay().expect("a refusal says when to come back")).await;
-                        }
-                    });
-                }
-                workers.join_all().await;
+                eighty_times(&client, &ledger, |ledger, work| async move {
+                    let Err(error) = ledger.call(&work, fastrand::u64(..60), None).await else { return };
+                    assert_eq!(error.code(), StatusCode::ResourceExhausted, "{error:?}");
+                    assert_eq!(error.executed(), Executed::Never, "{error:?}");
+                    sleep(error.retry_delay().expect("a refusal says when to come back")).await;
+                })
+                .await;
                 leave([client], &kernel).await;
                 Ok(())
             });
@@ -284,6 +272,23 @@ fn never_more_calls_than_the_limit_are_in_flight_and_what_is_refused_is_not_exec
         assert_eq!((figures.calls.acquired, figures.refused["global"]), (ledger.executed() as u64, refused as u64));
         assert_eq!(figures.calls.acquired, figures.calls.released);
     });
+}
+
+/// Eight workers at once do `job` ten times each.
+async fn eighty_times<F>(client: &Client, ledger: &Ledger, job: fn(Ledger, WorkClient) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut workers = JoinSet::new();
+    for _ in 0..8 {
+        let (ledger, work) = (ledger.clone(), client.service::<WorkClient>());
+        workers.spawn(async move {
+            for _ in 0..10 {
+                job(ledger.clone(), work.clone()).await;
+            }
+        });
+    }
+    workers.join_all().await;
 }
 
 fn failed(outcome: &Outcome, code: StatusCode) -> bool {

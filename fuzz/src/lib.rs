@@ -9,6 +9,7 @@ mod memory;
 mod payload;
 mod pipe;
 mod porter;
+mod scene;
 mod script;
 mod service;
 mod shapes;

@@ -1,11 +1,33 @@
-//! The promises of a payload codec, for one type.
+//! The promises of a payload codec, for one type, and the types that every codec takes.
 
 use std::fmt::Debug;
 
 use rpc_codec::{CodecId, PayloadError};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::memory;
+use crate::{
+    memory,
+    shapes::{Blobs, Borrowed, Chain, Choice, Everything, Folder, Forest, Lengths, List, Maps, Standard, Tree},
+};
+
+/// Decodes `body` as one of the twelve types that every codec takes, which `shape` chooses.
+pub(crate) fn common(codec: CodecId, shape: u8, body: &[u8]) {
+    match shape {
+        0 => round_trip::<Everything>(codec, body, 64),
+        1 => round_trip::<Choice>(codec, body, 64),
+        2 => round_trip::<Blobs>(codec, body, 64),
+        3 => borrowed::<Borrowed<'_>>(codec, body, 64),
+        4 => round_trip::<Tree>(codec, body, 64),
+        5 => round_trip::<List>(codec, body, 64),
+        6 => round_trip::<Chain>(codec, body, 64),
+        7 => round_trip::<Forest>(codec, body, 64),
+        // A tree's node has room for eleven entries, and a body can fill each with one.
+        8 => round_trip::<Folder>(codec, body, 512),
+        9 => round_trip::<Standard>(codec, body, 64),
+        10 => round_trip::<Lengths>(codec, body, 512),
+        _ => round_trip::<Maps>(codec, body, 512),
+    }
+}
 
 /// Decodes `body` as `T`.
 ///

@@ -1,8 +1,9 @@
 //! The script's end of a connection: it writes anything, and checks all that it reads.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use rpc_codec::{Decoded, Frame, FrameDecoder, Hello};
+use rpc_core::CallId;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
     time::timeout,
@@ -18,6 +19,27 @@ pub(crate) trait Reader {
 
     /// Any other frame.
     fn frame(&mut self, frame: Frame<'_>);
+}
+
+/// The calls whose bodies go on in parts.
+#[derive(Debug, Default)]
+pub(crate) struct Unfinished(HashSet<CallId>);
+
+impl Unfinished {
+    /// A body has begun; `more` says that it goes on.
+    pub(crate) fn begin(&mut self, id: CallId, more: bool) {
+        if more {
+            self.0.insert(id);
+        }
+    }
+
+    /// A body goes on.
+    pub(crate) fn go_on(&mut self, id: CallId, more: bool) {
+        assert!(self.0.contains(&id), "the body of {id} was finished");
+        if !more {
+            self.0.remove(&id);
+        }
+    }
 }
 
 /// One end of a pipe.

@@ -2,11 +2,13 @@
 //! in memory, a peer that speaks raw frames, and the check that nothing is left.
 #![allow(dead_code, unused_imports, reason = "every test uses a part of it")]
 
+pub(crate) mod bodies;
 pub(crate) mod handlers;
 pub(crate) mod harness;
 pub(crate) mod parts;
 pub(crate) mod probe;
 pub(crate) mod raw;
+pub(crate) mod scripted;
 pub(crate) mod shims;
 pub(crate) mod sockets;
 

@@ -19,17 +19,11 @@ use rpc_codec::{
 };
 use rpc_core::{CallId, Executed, Metadata, Status, StatusCode};
 use serde::{Serialize, de::DeserializeOwned};
-use sluicegate::{
-    Client,
-    client::{ClientBuilder, Method},
-};
+use sluicegate::client::Method;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf},
-    sync::mpsc,
     time::timeout,
 };
-
-use super::shims::Manner;
 
 /// What a raw peer received.
 #[derive(Debug)]
@@ -332,13 +326,21 @@ fn server_hello() -> Hello {
     hello
 }
 
-/// A RESPONSE frame with a reply.
+/// A RESPONSE frame with a reply, and the parts in which a long one goes on.
 pub(crate) fn response<R: Serialize>(id: CallId, reply: &R) -> Vec<u8> {
     let mut out = Vec::new();
     let message = OpenMessage::response(&mut out, &Metadata::new());
     CodecId::BINCODE.encode(reply, &mut out).expect("it can be encoded");
-    message.finish(&mut out, id, ANY).expect("it fits");
+    finish(message, &mut out, id);
     out
+}
+
+/// Finishes a message, with all parts of its body in a row.
+fn finish(message: OpenMessage, out: &mut Vec<u8>, id: CallId) {
+    const ANY: SendBounds = SendBounds { max_frame: u32::MAX, max_message: u32::MAX };
+    if let Some(mut rest) = message.finish(out, id, ANY).expect("it fits") {
+        while !rest.encode_part(out, id, ANY.max_frame) {}
+    }
 }
 
 /// A CANCEL frame.
@@ -402,37 +404,14 @@ impl Req {
         self.head(|head| head.timeout_us = timeout.as_micros() as u64)
     }
 
-    /// The frame.
+    /// The frame, and what of a long body goes on in parts behind it.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let message = OpenMessage::request(&mut out, &self.head, &self.metadata);
         out.extend_from_slice(&self.body);
-        message.finish(&mut out, CallId::new(self.id, 0), ANY).expect("it fits");
+        finish(message, &mut out, CallId::new(self.id, 0));
         out
     }
-}
-
-const ANY: SendBounds = SendBounds { max_frame: u32::MAX, max_message: u32::MAX };
-
-/// A client whose connections are played by the test: each comes out of the receiver when the client
-/// connects. A pipe takes `pipe` bytes that nobody has read.
-pub(crate) fn scripted(pipe: usize) -> (ClientBuilder, mpsc::UnboundedReceiver<RawServer>) {
-    scripted_with(Manner::of_this_run(), pipe)
-}
-
-/// As [`scripted`], whatever this run asks for.
-pub(crate) fn scripted_with(manner: Manner, pipe: usize) -> (ClientBuilder, mpsc::UnboundedReceiver<RawServer>) {
-    let (send, receive) = mpsc::unbounded_channel();
-    let builder = Client::with_connector("the scripted server", move || {
-        let send = send.clone();
-        async move {
-            let (ours, theirs) = tokio::io::duplex(pipe);
-            // Nobody listens any more once a test has ended.
-            let _ = send.send(RawServer::new(theirs));
-            Ok(manner.wrap(ours))
-        }
-    });
-    (builder, receive)
 }
 
 /// A transport on which there is always more to read, and that takes whatever is written.

@@ -5,7 +5,6 @@
 //! - Then no call is counted, and once the client is dropped no task is left.
 
 use std::{
-    collections::HashSet,
     error::Error,
     io,
     sync::{
@@ -20,7 +19,6 @@ use rpc_core::CallId;
 use sluicegate::{Bytes, CallError, Client, StatusCode};
 use tokio::{
     io::DuplexStream,
-    runtime::{Builder, Handle},
     sync::mpsc,
     task::{JoinHandle, yield_now},
     time::{sleep, timeout},
@@ -28,30 +26,19 @@ use tokio::{
 
 use crate::{
     frame,
-    pipe::{PATIENCE, Pipe, Reader},
+    pipe::{PATIENCE, Pipe, Reader, Unfinished},
+    scene::{self, MAX_END, Scene, all_tasks_end},
     script::Script,
     service,
     shapes::Tree,
 };
 
 pub(crate) fn check(data: &[u8]) {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    runtime.block_on(play(Script::new(data)));
-}
-
-async fn play(mut script: Script<'_>) {
-    let mut scene = Scene::new(&mut script);
-    for _ in 0..MAX_STEPS {
-        if script.is_over() {
-            break;
-        }
-        scene.step(&mut script).await;
-    }
-    scene.end().await;
+    scene::play::<Stage>(data);
 }
 
 /// A client and its server.
-struct Scene {
+struct Stage {
     client: Client,
     /// Whether nobody can connect.
     down: Arc<AtomicBool>,
@@ -60,7 +47,7 @@ struct Scene {
     calls: Vec<JoinHandle<Result<(), CallError>>>,
 }
 
-impl Scene {
+impl Scene for Stage {
     fn new(script: &mut Script<'_>) -> Self {
         let settings = script.byte();
         let pipe = if settings & 1 != 0 { 100 } else { 64 * 1024 };
@@ -92,6 +79,53 @@ impl Scene {
         Self { client, down, connections, server: None, calls: Vec::new() }
     }
 
+    async fn step(&mut self, script: &mut Script<'_>) {
+        if let Ok(io) = self.connections.try_recv() {
+            self.server = Some(Pipe::new(io, Requests::default()));
+        }
+        match script.byte() & 0x1f {
+            0..=3 if self.calls.len() < MAX_CALLS => self.call(script),
+            4 => {
+                let index = usize::from(script.byte());
+                if let Some(call) = self.calls.get(index) {
+                    call.abort();
+                }
+            }
+            5 => sleep(Duration::from_millis(script.byte().into())).await,
+            6 => sleep(Duration::from_millis(script.u16().into())).await,
+            7 => yield_now().await,
+            8 => self.down.store(script.byte() & 1 != 0, SeqCst),
+            9 => self.client.close(),
+            action => {
+                if let Some(server) = &mut self.server {
+                    server.step(action, script).await;
+                }
+            }
+        }
+    }
+
+    /// The server is gone for good, and every call ends.
+    async fn end(mut self) {
+        self.down.store(true, SeqCst);
+        if let Some(mut server) = self.server.take() {
+            server.read(usize::MAX, PATIENCE).await;
+        }
+        drop(self.connections);
+        for call in self.calls {
+            match timeout(MAX_END, call).await {
+                Ok(Err(error)) if error.is_panic() => panic!("a call panicked"),
+                Ok(Ok(Err(error))) => check_error(&error),
+                Ok(_) => {}
+                Err(_) => panic!("a call does not end: {:?}", self.client.snapshot()),
+            }
+        }
+        assert_eq!(self.client.snapshot().calls, 0, "{:?}", self.client.snapshot());
+        drop(self.client);
+        assert!(all_tasks_end().await, "a task lives on");
+    }
+}
+
+impl Stage {
     fn call(&mut self, script: &mut Script<'_>) {
         let timeouts = [None, Some(Duration::from_millis(5)), Some(Duration::from_secs(1)), Some(Duration::ZERO)];
         let (kind, limit) = (script.byte(), script.pick(&timeouts));
@@ -122,56 +156,6 @@ impl Scene {
             6 => spawn!(self.client.call::<_, ()>(service::FAIL, (script.byte(), script.text()))),
             _ => spawn!(self.client.call::<_, String>(service::LARGE, (script.u16(),))),
         });
-    }
-
-    async fn step(&mut self, script: &mut Script<'_>) {
-        if let Ok(io) = self.connections.try_recv() {
-            self.server = Some(Pipe::new(io, Requests::default()));
-        }
-        match script.byte() & 0x1f {
-            0..=3 if self.calls.len() < MAX_CALLS => self.call(script),
-            4 => {
-                let index = usize::from(script.byte());
-                if let Some(call) = self.calls.get(index) {
-                    call.abort();
-                }
-            }
-            5 => sleep(Duration::from_millis(script.byte().into())).await,
-            6 => sleep(Duration::from_millis(script.u16().into())).await,
-            7 => yield_now().await,
-            8 => self.down.store(script.byte() & 1 != 0, SeqCst),
-            9 => self.client.close(),
-            action => {
-                if let Some(server) = &mut self.server {
-                    server.step(action, script).await;
-                }
-            }
-        }
-    }
-
-    /// The server is gone for good; every call ends, and everything is back.
-    async fn end(mut self) {
-        self.down.store(true, SeqCst);
-        if let Some(mut server) = self.server.take() {
-            server.read(usize::MAX, PATIENCE).await;
-        }
-        drop(self.connections);
-        for call in self.calls {
-            match timeout(MAX_END, call).await {
-                Ok(Err(error)) if error.is_panic() => panic!("a call panicked"),
-                Ok(Ok(Err(error))) => check_error(&error),
-                Ok(_) => {}
-                Err(_) => panic!("a call does not end: {:?}", self.client.snapshot()),
-            }
-        }
-        assert_eq!(self.client.snapshot().calls, 0, "{:?}", self.client.snapshot());
-        drop(self.client);
-        let is_over = async || {
-            while Handle::current().metrics().num_alive_tasks() > 0 {
-                sleep(Duration::from_secs(1)).await;
-            }
-        };
-        assert!(timeout(MAX_END, is_over()).await.is_ok(), "a task lives on");
     }
 }
 
@@ -227,7 +211,7 @@ impl Pipe<Requests> {
 struct Requests {
     ids: Vec<CallId>,
     /// Those of them whose bodies go on.
-    unfinished: HashSet<CallId>,
+    unfinished: Unfinished,
 }
 
 impl Requests {
@@ -253,16 +237,9 @@ impl Reader for Requests {
                 let last = self.ids.last().copied().unwrap_or(CallId::CONNECTION);
                 assert!(last < request.id, "{} comes behind {last}", request.id);
                 self.ids.push(request.id);
-                if request.more {
-                    self.unfinished.insert(request.id);
-                }
+                self.unfinished.begin(request.id, request.more);
             }
-            Frame::Cont { id, more, .. } => {
-                assert!(self.unfinished.contains(&id), "the request of {id} was finished");
-                if !more {
-                    self.unfinished.remove(&id);
-                }
-            }
+            Frame::Cont { id, more, .. } => self.unfinished.go_on(id, more),
             Frame::Cancel { id } => assert!(self.ids.contains(&id), "{id} is cancelled and was never asked"),
             Frame::Ping(_) | Frame::Pong(_) | Frame::GoAway(_) => {}
             other => panic!("a client does not say {other:?}"),
@@ -270,7 +247,4 @@ impl Reader for Requests {
     }
 }
 
-const MAX_STEPS: usize = 500;
 const MAX_CALLS: usize = 100;
-/// Longer than any timeout of a client.
-const MAX_END: Duration = Duration::from_secs(120);

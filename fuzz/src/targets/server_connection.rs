@@ -15,38 +15,25 @@ use sluicegate::{
     server::{ServerHandle, Snapshot},
 };
 use tokio::{
-    runtime::{Builder, Handle},
     task::{JoinHandle, yield_now},
     time::{sleep, timeout},
 };
 
 use crate::{
     frame,
-    pipe::{PATIENCE, Pipe, Reader},
+    pipe::{PATIENCE, Pipe, Reader, Unfinished},
     porter::Porter,
+    scene::{self, MAX_END, Scene, all_tasks_end},
     script::Script,
     service::{self, Probe},
 };
 
 pub(crate) fn check(data: &[u8]) {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    runtime.block_on(play(Script::new(data)));
-}
-
-async fn play(mut script: Script<'_>) {
-    let probe = Probe::default();
-    let mut scene = Scene::new(&mut script, probe.clone());
-    for _ in 0..MAX_STEPS {
-        if script.is_over() {
-            break;
-        }
-        scene.step(&mut script).await;
-    }
-    scene.end().await;
+    scene::play::<Stage>(data);
 }
 
 /// A server and its clients.
-struct Scene {
+struct Stage {
     server: Server,
     handle: ServerHandle,
     probe: Probe,
@@ -60,8 +47,9 @@ struct Client {
     serving: JoinHandle<()>,
 }
 
-impl Scene {
-    fn new(script: &mut Script<'_>, probe: Probe) -> Self {
+impl Scene for Stage {
+    fn new(script: &mut Script<'_>) -> Self {
+        let probe = Probe::default();
         let mut builder = Server::builder().service(probe.clone());
         let settings = script.byte();
         if settings & 1 != 0 {
@@ -99,13 +87,6 @@ impl Scene {
         let mut scene = Self { handle: server.handle(), server, probe, clients: Vec::new(), pipe };
         scene.connect();
         scene
-    }
-
-    fn connect(&mut self) {
-        let (ours, theirs) = tokio::io::duplex(self.pipe);
-        let server = self.server.clone();
-        let serving = tokio::spawn(async move { server.serve_connection(theirs, None).await });
-        self.clients.push(Client { pipe: Pipe::new(ours, Answers::default()), next_sequence: 1, serving });
     }
 
     async fn step(&mut self, script: &mut Script<'_>) {
@@ -183,17 +164,21 @@ impl Scene {
                 Err(_) => panic!("a connection does not end: {:#?}", self.handle.snapshot()),
             }
         }
-        let is_over = async || {
-            while Handle::current().metrics().num_alive_tasks() > 0 {
-                sleep(Duration::from_secs(1)).await;
-            }
-        };
-        let ended = timeout(MAX_END, is_over()).await;
+        let ended = all_tasks_end().await;
         let snapshot = self.handle.snapshot();
-        assert!(ended.is_ok(), "a task lives on: {snapshot:#?}");
+        assert!(ended, "a task lives on: {snapshot:#?}");
         assert!(is_idle(&snapshot), "something is left: {snapshot:#?}");
         assert_eq!(snapshot.panics, 0, "something panicked");
         assert_eq!(self.probe.running(), 0, "a future of the service lives on");
+    }
+}
+
+impl Stage {
+    fn connect(&mut self) {
+        let (ours, theirs) = tokio::io::duplex(self.pipe);
+        let server = self.server.clone();
+        let serving = tokio::spawn(async move { server.serve_connection(theirs, None).await });
+        self.clients.push(Client { pipe: Pipe::new(ours, Answers::default()), next_sequence: 1, serving });
     }
 }
 
@@ -221,7 +206,7 @@ impl Client {
 struct Answers {
     answered: HashSet<CallId>,
     /// Those of them whose bodies go on.
-    unfinished: HashSet<CallId>,
+    unfinished: Unfinished,
 }
 
 impl Reader for Answers {
@@ -239,16 +224,9 @@ impl Reader for Answers {
             Frame::Response(response) => {
                 let _ = response.status().expect("the status is well formed");
                 assert!(self.answered.insert(response.id), "{} is answered twice", response.id);
-                if response.more {
-                    self.unfinished.insert(response.id);
-                }
+                self.unfinished.begin(response.id, response.more);
             }
-            Frame::Cont { id, more, .. } => {
-                assert!(self.unfinished.contains(&id), "the answer of {id} was finished");
-                if !more {
-                    self.unfinished.remove(&id);
-                }
-            }
+            Frame::Cont { id, more, .. } => self.unfinished.go_on(id, more),
             Frame::Ping(_) | Frame::Pong(_) | Frame::GoAway(_) => {}
             other => panic!("a server does not say {other:?}"),
         }
@@ -261,7 +239,4 @@ fn is_idle(snapshot: &Snapshot) -> bool {
     no_call && snapshot.connections == 0 && snapshot.buffered_bytes == 0
 }
 
-const MAX_STEPS: usize = 500;
 const MAX_CLIENTS: usize = 3;
-/// Longer than a service of [`Probe`] sleeps, and than any timeout of a server.
-const MAX_END: Duration = Duration::from_secs(120);

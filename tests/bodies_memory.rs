@@ -1,0 +1,133 @@
+//! Memory grows with the bytes of a body that have been sent, not with those that are claimed.
+#![allow(unsafe_code, reason = "an allocator that counts has to be one")]
+
+mod support;
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    time::Duration,
+};
+
+use rpc_codec::PART_LEN;
+use sluicegate::{Bytes, Executed};
+use support::{
+    Req,
+    bodies::{KIB, MIB, connected, is_alive, serve, wire},
+    method,
+    parts::{opening, part, response_opening, response_part, untouched},
+};
+use tokio::{task::yield_now, time::sleep};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Counts the bytes that each thread has allocated and not given back.
+struct Counting;
+
+thread_local! {
+    static LIVE: Cell<i64> = const { Cell::new(0) };
+}
+
+fn count(bytes: i64) {
+    // A thread that ends may free after its counter is gone.
+    let _ = LIVE.try_with(|live| live.set(live.get() + bytes));
+}
+
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        count(-(layout.size() as i64));
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, len: usize) -> *mut u8 {
+        count(len as i64 - layout.size() as i64);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(memory, layout, len) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+#[tokio::test(start_paused = true)]
+async fn memory_grows_with_what_a_client_has_sent_and_not_with_what_it_claims() {
+    const PEERS: usize = 1_000;
+    let frame_len = 256 * KIB as u32;
+    let body = opening(untouched(1, method::BYTES), 4 * MIB, &[7; 10]);
+    let framed = [&frame_len.to_be_bytes()[..], &body[4..]].concat();
+    let parted = [&body[..], &frame_len.to_be_bytes()[..], &part(1, &[7; 100], true)[4..]].concat();
+    for (what, bytes) in [("a frame", framed), ("a body", body), ("a part", parted)] {
+        let harness = serve(|builder| builder.body_budget(u64::MAX / 2));
+        let mut peers = Vec::with_capacity(PEERS);
+        // What all connections share is there.
+        peers.push(wire(&harness, 4 * KIB).await);
+        let before = LIVE.get();
+        for _ in 0..PEERS {
+            let mut peer = wire(&harness, 4 * KIB).await;
+            peer.send(&bytes).await;
+            peers.push(peer);
+        }
+        sleep(SECOND).await;
+        let each = (LIVE.get() - before) / PEERS as i64;
+        assert!(each <= 16 * KIB as i64, "{what}: {each} bytes for each connection, both ends and the pipe");
+        assert_eq!(harness.snapshot().connections, PEERS as u64 + 1);
+        drop(peers);
+        harness.assert_idle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_grows_with_what_a_server_has_sent_and_not_with_what_it_claims() {
+    let (client, _servers, mut wire) = connected(64 * KIB, |builder| builder.max_message(u32::MAX)).await;
+    let call = tokio::spawn(client.call_bytes(method::BYTES, Bytes::new()));
+    let id = wire.piece().await.id;
+    sleep(SECOND).await;
+    let before = LIVE.get();
+    wire.send(&response_opening(id, u32::MAX as usize, &[7; 100])).await;
+    sleep(SECOND).await;
+    let grown = LIVE.get() - before;
+    assert!(grown <= 16 * KIB as i64, "{grown} bytes");
+    wire.send(&response_part(id, &[7; 8 * KIB], true)).await;
+    sleep(SECOND).await;
+    let grown = LIVE.get() - before;
+    assert!(grown <= 64 * KIB as i64, "{grown} bytes");
+    drop(wire);
+    let error = call.await.unwrap().unwrap_err();
+    assert_eq!(error.executed(), Executed::Maybe);
+}
+
+#[tokio::test(start_paused = true)]
+async fn peers_that_never_read_hold_little_and_are_cut() {
+    const PEERS: u64 = 200;
+    const MARK: u64 = 256 * 1024;
+    let harness = serve(|builder| builder.max_concurrent_calls_per_connection(64));
+    let requests: Vec<_> = (1..=64).map(|id| Req::new(id, method::LARGE, (64 * KIB as u32,)).bytes()).collect();
+    let requests = requests.concat();
+    let mut peers = Vec::new();
+    for _ in 0..PEERS {
+        let mut peer = wire(&harness, 8 * KIB).await;
+        peer.send(&requests).await;
+        peers.push(peer);
+        yield_now().await;
+        let buffered = harness.snapshot().buffered_bytes;
+        assert!(buffered <= peers.len() as u64 * (MARK + 64 * 1024 + PART_LEN as u64), "{buffered} of {}", peers.len());
+    }
+    sleep(29 * SECOND).await;
+    let snapshot = harness.snapshot();
+    assert_eq!(snapshot.connections, PEERS);
+    assert!(snapshot.buffered_bytes >= PEERS * MARK / 2, "{snapshot:#?}");
+    let mut polite = wire(&harness, 8 * KIB).await;
+    is_alive(&mut polite, 1).await;
+    sleep(2 * SECOND).await;
+    assert_eq!(harness.snapshot().connections, 1, "all the others are cut");
+    is_alive(&mut polite, 2).await;
+    drop((polite, peers));
+    harness.assert_idle().await;
+}
