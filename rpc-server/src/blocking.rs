@@ -76,7 +76,7 @@ impl<F> Closure<F> {
         let ran = contain("a service", || self.serve::<S>());
         let panicked = ran.is_err();
         let body = ran.unwrap_or_else(|_| Err(panic_status()));
-        TaskEnd { parked, id, body, permit: self.claim.settle(), panicked }
+        TaskEnd { parked, id, body, permit: self.claim.settle(), panicked, _prospect: None }
     }
 
     fn serve<S>(&mut self) -> Result<Vec<u8>, Status>

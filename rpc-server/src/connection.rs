@@ -29,6 +29,8 @@ use crate::{
     life::Life,
     panics::{contain, end_of_task},
     pipeline::{CallInfo, Pipeline},
+    prospects::Prospects,
+    read_size::ReadSize,
     ready::{Key, Ready},
     scratch,
     server::ServerCore,
@@ -83,8 +85,11 @@ pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     /// Received bytes that do not make a whole frame, or that the last batch left.
     pub(crate) partial: BytesMut,
     inbound: Share,
+    read_size: ReadSize,
     timer: Timer,
     pub(crate) write_stalls: Option<Instant>,
+    /// Of tasks that begin; made with the first of them.
+    pub(crate) prospects: Option<Arc<Prospects>>,
 }
 
 #[derive(Debug)]
@@ -179,8 +184,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             gathered: false,
             partial: BytesMut::new(),
             inbound: Share::of(&server.gauges.inbound_bytes),
+            read_size: ReadSize::default(),
             timer: Timer::default(),
             write_stalls: None,
+            prospects: None,
             server,
         }
     }
@@ -276,13 +283,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.flush(cx, now)?;
         if self.is_above_mark() {
             self.life.pause(now);
+            self.writer.slim();
         }
         if self.step_state(cx, now)? {
             return Ok(Turn::End);
         }
         let due = self.timer.poll(cx, now, self.next_due());
-        // Above the mark only the peer's reading gets us on, and that wakes us.
-        let more = matches!(read, ReadEnd::Full) && !self.is_above_mark();
+        // Above the mark only the peer's reading gets us on, or what tasks come to, and either wakes us.
+        let more = matches!(read, ReadEnd::Full) && !self.stays_above_mark();
         Ok(if due || more { Turn::Again } else { Turn::Wait })
     }
 
@@ -361,7 +369,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Above the mark we stop reading: the peer must take what it asked for first.
     pub(crate) fn is_above_mark(&self) -> bool {
-        self.writer.pressure() > self.server.config.write_high_water
+        let expected = self.prospects.as_ref().map_or(0, |prospects| prospects.bytes());
+        self.writer.pressure() + expected > self.server.config.write_high_water
+    }
+
+    /// Whether we are above the mark until something wakes us.
+    fn stays_above_mark(&self) -> bool {
+        if let Some(prospects) = &self.prospects
+            && self.is_above_mark()
+        {
+            prospects.tell_when_less();
+        }
+        self.is_above_mark()
     }
 
     /// Whether to take on no more in this turn.
@@ -370,12 +389,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     fn read_once(&mut self, buffer: &mut [u8], cx: &mut TaskContext<'_>) -> Result<Option<usize>, Broken> {
-        let mut buf = ReadBuf::new(buffer);
+        let mut buf = ReadBuf::new(&mut buffer[..self.read_size.get()]);
         match poll_io(cx, |cx| Pin::new(&mut self.io).poll_read(cx, &mut buf)) {
             Poll::Pending => return Ok(None),
             Poll::Ready(result) => result.map_err(Broken::Lost)?,
         }
         let bytes = buf.filled();
+        self.read_size.came(bytes.len());
         // Read anew: a reading from before the bytes were sent would make every later call look old.
         let now = Reading::now();
         if !bytes.is_empty() {

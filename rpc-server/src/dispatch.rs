@@ -18,6 +18,7 @@ use crate::{
     in_flight::{Pending, Place},
     method::Run,
     panics::{contain, end_of_task},
+    prospects::Prospects,
     unary::{Ended, Outbox, Started, Starting, TaskEnd, panic_status},
 };
 
@@ -48,7 +49,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         let place = methods[method as usize].get_or_insert_with(|| make(method, ready));
         if server.config.spawn_calls || registered.info.is_spawned() {
-            match place.spawn(starting) {
+            let mark = server.config.write_high_water;
+            let prospects = self.prospects.get_or_insert_with(|| Prospects::new(ready, mark));
+            match place.spawn(starting, prospects.expect(registered.info.usual_reply())) {
                 Ok(task) => {
                     let abort = tasks.spawn(task.future);
                     let place = Place::Task { abort, context: task.context };
@@ -60,7 +63,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             }
             return;
         }
-        let began = self.batch.poll_begins();
+        let (began, written) = (self.batch.poll_begins(), writer.out.len());
         match place.start(starting, &mut Outbox { out: &mut writer.out, bounds: *bounds }) {
             Started::Ended(Ended { outcome, permit, panicked }) => {
                 self.service_ended(id, method, outcome, permit, panicked);
@@ -69,8 +72,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 in_flight.insert(Pending { id, method, deadline, place: Place::Slot(slot) });
             }
         }
-        if let Some(began) = began {
-            self.note_poll(method, began);
+        if let Some(began) = began
+            && self.note_poll(method, began)
+        {
+            // It may soon be in tasks.
+            self.server.methods.get(method).info.note_reply(self.writer.out.len().saturating_sub(written));
         }
     }
 
@@ -126,6 +132,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return;
         }
         if let Some(pending) = self.in_flight.remove(end.parked) {
+            if let Ok(body) = &end.body {
+                self.server.methods.get(pending.method).info.note_reply(body.len());
+            }
             self.respond_task(&pending, end);
         }
     }

@@ -40,6 +40,8 @@ mod method;
 mod outbound;
 mod panics;
 mod pipeline;
+mod prospects;
+mod read_size;
 mod ready;
 mod scratch;
 mod server;

@@ -6,7 +6,7 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
 };
 
@@ -137,6 +137,7 @@ pub struct MethodInfo {
     blocking: bool,
     spawn: AtomicBool,
     slow_polls: AtomicU32,
+    usual_reply: AtomicUsize,
 }
 
 impl MethodInfo {
@@ -148,6 +149,7 @@ impl MethodInfo {
             blocking: false,
             spawn: AtomicBool::new(spawn),
             slow_polls: AtomicU32::new(0),
+            usual_reply: AtomicUsize::new(0),
         }
     }
 
@@ -180,6 +182,20 @@ impl MethodInfo {
     /// because their polls were slow.
     pub fn is_spawned(&self) -> bool {
         self.spawn.load(Ordering::Relaxed)
+    }
+
+    /// How long replies are of late in bytes, where calls run in tasks: as the longest, or less.
+    pub(crate) fn usual_reply(&self) -> usize {
+        self.usual_reply.load(Ordering::Relaxed)
+    }
+
+    /// Notes how long a reply was. Long ones are forgotten slowly.
+    pub(crate) fn note_reply(&self, bytes: usize) {
+        let usual = self.usual_reply();
+        let now = bytes.max(usual - usual / 8);
+        if now != usual {
+            self.usual_reply.store(now, Ordering::Relaxed);
+        }
     }
 
     /// Notes how long a poll took. `true` when this one made the method run in tasks of its own.

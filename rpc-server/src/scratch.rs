@@ -2,12 +2,14 @@
 
 use std::cell::Cell;
 
+use crate::read_size::ReadSize;
+
 /// Runs `read` with the thread's read buffer. Taken out while in use, so that a nested use gets one
 /// of its own.
 pub(crate) fn with_read_buffer<R>(read: impl FnOnce(&mut [u8]) -> R) -> R {
     let mut buffer = READ.take();
     if buffer.is_empty() {
-        buffer = vec![0; READ_LEN];
+        buffer = vec![0; ReadSize::MOST];
     }
     let result = read(&mut buffer);
     READ.set(buffer);
@@ -35,5 +37,4 @@ thread_local! {
     static WRITE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-const READ_LEN: usize = 64 * 1024;
 const MAX_KEPT_LEN: usize = 256 * 1024;

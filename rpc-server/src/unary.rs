@@ -20,6 +20,7 @@ use crate::{
     body::Body,
     call::{Claim, Opening},
     panics::{Panicked, contain, end},
+    prospects::Prospect,
     ready::{Key, Ready, SlotWaker},
 };
 
@@ -30,7 +31,7 @@ pub(crate) trait ConnMethod: Send {
     fn start(&mut self, call: Starting<'_, '_>, out: &mut Outbox<'_>) -> Started;
 
     /// As `start`, but gives the future back to be run in a task of its own.
-    fn spawn(&mut self, call: Starting<'_, '_>) -> Result<Task, Ended>;
+    fn spawn(&mut self, call: Starting<'_, '_>, prospect: Prospect) -> Result<Task, Ended>;
 
     /// Polls a pending call again. `None` if the slot has no tenant, after a late wake-up.
     fn poll(&mut self, slot: u32, out: &mut Outbox<'_>) -> Option<(usize, Poll<Ended>)>;
@@ -92,6 +93,8 @@ pub(crate) struct TaskEnd {
     pub(crate) body: Result<Vec<u8>, Status>,
     pub(crate) permit: HeldPermit,
     pub(crate) panicked: bool,
+    /// If the first poll was the last. It counts until the body does.
+    pub(crate) _prospect: Option<Prospect>,
 }
 
 /// How arguments and replies of a method stand on the wire.
@@ -262,7 +265,7 @@ where
         }
     }
 
-    fn spawn(&mut self, call: Starting<'_, '_>) -> Result<Task, Ended> {
+    fn spawn(&mut self, call: Starting<'_, '_>, prospect: Prospect) -> Result<Task, Ended> {
         let Starting { opening, body, connection, parked } = call;
         let (id, codec) = (opening.id, opening.codec);
         let mut claim = Claim::default();
@@ -273,7 +276,8 @@ where
         let (status, panicked) = match prepared {
             Ok(Ok(future)) => {
                 let future = Box::pin(Some(future));
-                let future = in_task::<S, Fut>(Tenancy { future, claim, codec }, parked, id).boxed();
+                let future =
+                    in_task::<S, Fut>(Tenancy { future, claim, codec, prospect: Some(prospect) }, parked, id).boxed();
                 return Ok(Task { future, context });
             }
             Ok(Err(status)) => (status, false),
@@ -311,7 +315,10 @@ where
         let codec = tenant.codec;
         self.free.push(slot);
         let context = claim.context.clone().expect("a parked call is not polled right now");
-        Task { future: in_task::<S, Fut>(Tenancy { future, claim, codec }, parked, id).boxed(), context }
+        Task {
+            future: in_task::<S, Fut>(Tenancy { future, claim, codec, prospect: None }, parked, id).boxed(),
+            context,
+        }
     }
 }
 
@@ -344,6 +351,8 @@ struct Tenancy<Fut> {
     future: Pin<Box<Option<Fut>>>,
     claim: Claim,
     codec: CodecId,
+    /// Until it has been polled once.
+    prospect: Option<Prospect>,
 }
 
 async fn in_task<S, Fut>(mut tenancy: Tenancy<Fut>, parked: usize, id: CallId) -> TaskEnd
@@ -354,7 +363,10 @@ where
     let run = std::future::poll_fn(|cx| {
         let _entered = Context::enter(&mut tenancy.claim.context);
         let Some(future) = tenancy.future.as_mut().as_pin_mut() else { return Poll::Pending };
-        let reply = std::task::ready!(future.poll(cx));
+        let Poll::Ready(reply) = future.poll(cx) else {
+            tenancy.prospect = None;
+            return Poll::Pending;
+        };
         tenancy.future.as_mut().set(None);
         Poll::Ready(reply.map_err(finished).and_then(|reply| {
             let mut body = Vec::new();
@@ -370,7 +382,7 @@ where
             (Err(panic_status()), true)
         }
     };
-    TaskEnd { parked, id, body, permit: tenancy.claim.settle(), panicked }
+    TaskEnd { parked, id, body, permit: tenancy.claim.settle(), panicked, _prospect: tenancy.prospect.take() }
 }
 
 /// A status that a service returns says that it ran, even if it got the status from elsewhere, where

@@ -123,6 +123,17 @@ impl Writer {
         self.writable() + parted.sum::<usize>()
     }
 
+    /// Gives back what the buffer has in excess, if that is much. For when the peer takes nothing for
+    /// now: what is kept for it is then what it is owed.
+    pub(crate) fn slim(&mut self) {
+        if self.out.capacity() - self.writable() > COMPACT_ABOVE {
+            self.base += self.sent as u64;
+            self.out.drain(..self.sent);
+            self.sent = 0;
+            self.out.shrink_to_fit();
+        }
+    }
+
     /// Puts the next parts into the buffer, one of each response in turn, as long as little waits
     /// there: what is answered meanwhile is not held up by much.
     fn add_parts(&mut self) {
@@ -258,6 +269,30 @@ mod tests {
         assert_eq!(limit.snapshot().held, 0);
         assert!(writer.is_empty());
         assert_eq!(gauge.load(std::sync::atomic::Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_for_a_peer_that_takes_nothing_is_what_it_is_owed() {
+        const OWED: usize = 100_000;
+        let limit = ConcurrencyLimit::new("test", None).unwrap();
+        let mut writer = Writer::new(Share::of(&Arc::new(AtomicU64::new(0))));
+        let answers: Vec<_> = (0..OWED + 50_000).map(|n| n as u8).collect();
+        writer.out.reserve(4 * OWED);
+        writer.out.extend_from_slice(&answers);
+        writer.push(CallId::new(1, 0), None, permit(&limit));
+        let (mut ours, mut theirs) = tokio::io::duplex(50_000);
+        assert!(!flush(&mut writer, &mut ours).await);
+        writer.slim();
+        assert_eq!((writer.unsent(), writer.out.len()), (OWED, OWED));
+        assert!(writer.out.capacity() < 2 * OWED, "{}", writer.out.capacity());
+        assert_eq!(limit.snapshot().held, 1);
+        // Nothing else has changed.
+        let mut read = vec![0; answers.len()];
+        for part in read.chunks_mut(50_000) {
+            theirs.read_exact(part).await.unwrap();
+            flush(&mut writer, &mut ours).await;
+        }
+        assert!(read == answers && writer.is_empty() && limit.snapshot().held == 0);
     }
 
     #[tokio::test]
