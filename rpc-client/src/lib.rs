@@ -15,6 +15,7 @@ mod driver;
 mod error;
 mod gauges;
 mod noise;
+mod queue;
 mod scratch;
 mod slots;
 mod vigil;
