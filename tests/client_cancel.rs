@@ -272,7 +272,8 @@ async fn calls_that_were_dropped_leave_nothing_however_the_server_answers() {
         }
         let snapshot = client.snapshot();
         assert!(snapshot.is_idle() && snapshot.connected, "{answers_after:?}: {snapshot:?}");
-        assert!(requests > calls / 2, "{requests} requests");
+        // Some are dropped before they leave; over a transport that takes little at once, many.
+        assert!(requests > calls / 4, "{requests} requests");
         if answers_after.is_none() {
             assert_eq!(cancels, requests, "the server knows of each");
         }
