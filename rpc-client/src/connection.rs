@@ -5,7 +5,7 @@ use std::{
     mem,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -20,6 +20,7 @@ use crate::{
     gauges::Load,
     queue::{self, Withdrawal},
     slots::Slots,
+    sync::{Mutex, MutexGuard},
 };
 
 /// What the callers of a connection share with its task.

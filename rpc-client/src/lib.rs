@@ -16,8 +16,11 @@ mod error;
 mod gauges;
 mod noise;
 mod queue;
+#[cfg(all(test, shuttle))]
+mod schedules;
 mod scratch;
 mod slots;
+mod sync;
 mod vigil;
 
 pub use call::{Call, InCodec, Method, Untouched, WireForm};

@@ -41,8 +41,11 @@ mod outbound;
 mod panics;
 mod pipeline;
 mod ready;
+#[cfg(all(test, shuttle))]
+mod schedules;
 mod scratch;
 mod server;
+mod sync;
 mod timer;
 mod unary;
 mod uploads;
