@@ -36,6 +36,12 @@ if [ "$quick" != quick ]; then
     RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 CARGO_TARGET_DIR=target/loom \
         cargo test --package rpc-core --release --locked --test limit_loom
 
+    step "schedules: callers, wakers and limits under drawn ones"
+    RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
+        cargo test --package rpc-client --package rpc-server --lib --locked schedules
+    RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
+        cargo test --package rpc-core --locked --test limit_shuttle
+
     step "policy: licences, bans, sources"
     if ! cargo deny --version >/dev/null 2>&1; then
         cargo install cargo-deny --version '^0.20' --locked --quiet --root "$tools"

@@ -46,13 +46,15 @@ impl Random {
     }
 }
 
-/// Polls `call` up to so many times, with as many turns of the others between, then drops it.
+/// Polls `call` up to so many times, with a turn of the others between one and the next, then drops it.
 async fn poll_and_drop<R>(mut call: impl Future<Output = R> + Unpin, polls: u64) {
-    for _ in 0..polls {
+    for n in 0..polls {
+        if n > 0 {
+            yield_now().await;
+        }
         if poll!(&mut call).is_ready() {
             return;
         }
-        yield_now().await;
     }
 }
 
@@ -100,22 +102,23 @@ async fn calls_dropped_at_any_poll_over_a_transport_that_takes_single_bytes_tear
     let calling = tokio::spawn(async move {
         let mut random = Random::seeded(5);
         for nonce in 0..calls {
-            let text = "x".repeat(random.below(40) as usize);
-            let call = caller.call::<_, String>(method::ECHO, (format!("{nonce} {}{text}", text.len()),));
-            poll_and_drop(call, random.below(5)).await;
+            let (polls, text) = (random.below(5), "x".repeat(random.below(40) as usize));
+            let text = format!("{nonce} {polls} {}{text}", text.len());
+            poll_and_drop(caller.call::<_, String>(method::ECHO, (text,)), polls).await;
         }
-        let last = caller.call::<_, String>(method::ECHO, (format!("{calls} 0"),));
+        let last = caller.call::<_, String>(method::ECHO, (format!("{calls} 2 0"),));
         assert_eq!(last.await.unwrap(), "the last one");
     });
     let mut server = servers.recv().await.unwrap();
     server.shake_hands(1_000).await;
     // A frame that is torn or out of step makes the peer panic.
     let (mut last, mut last_id, mut requests, mut cancels) = (None, CallId::CONNECTION, 0, 0_u64);
-    while last != Some(calls) {
+    while last != Some(calls) || cancels + 1 < requests {
         match server.peer.next().await {
             Got::Request { id, body, .. } => {
                 let (text,): (String,) = CodecId::BINCODE.decode(&body).unwrap();
-                let (nonce, rest) = text.split_once(' ').unwrap();
+                let [nonce, polls, rest] = text.split(' ').collect::<Vec<_>>().try_into().unwrap();
+                assert!(polls.parse::<u64>().unwrap() > 1, "it was dropped before anybody could write it: {text}");
                 let (nonce, len) = (nonce.parse::<u64>().unwrap(), rest.trim_end_matches('x'));
                 assert_eq!(len.parse::<usize>().unwrap(), rest.len() - len.len(), "{text}");
                 assert!(last < Some(nonce) && last_id < id, "whole, once, and in order");
@@ -269,7 +272,8 @@ async fn calls_that_were_dropped_leave_nothing_however_the_server_answers() {
         }
         let snapshot = client.snapshot();
         assert!(snapshot.is_idle() && snapshot.connected, "{answers_after:?}: {snapshot:?}");
-        assert!(requests > calls / 2, "{requests} requests");
+        // Some are dropped before they leave; over a transport that takes little at once, many.
+        assert!(requests > calls / 4, "{requests} requests");
         if answers_after.is_none() {
             assert_eq!(cancels, requests, "the server knows of each");
         }

@@ -140,8 +140,8 @@ impl<T> Driver<T> {
     /// The server accepts nothing above `last`: those calls fail, the others are waited for.
     fn going_away(&mut self, state: &mut State, last: CallId, reason: GoAwayReason, message: &str) {
         let error = CallError::GoingAway { peer: Arc::clone(&self.connection.peer), reason, message: message.into() };
-        let refused: Vec<_> = state.slots.waiting().filter(|&(id, _)| id > last).collect();
-        for (id, _) in refused {
+        let refused: Vec<_> = state.slots.waiting().filter(|&id| id > last).collect();
+        for id in refused {
             self.wakers.extend(state.slots.fail(id, error.clone()));
             state.stop_upload(id);
         }

@@ -110,8 +110,11 @@ impl WireForm<Bytes, Bytes> for Untouched {
 ///
 /// # Cancel safety
 ///
-/// Dropping the future cancels the call: the server is told, and drops the service's future at its
-/// next await. The call may have been executed by then.
+/// Dropping the future cancels the call. While no byte of its request has been handed to the transport
+/// nothing of it ever is: it takes back what it queued, was never executed, and its server does not hear
+/// of it. Otherwise the frame that was begun leaves whole, nothing of the request follows it, and the
+/// server is told and drops the service's future at its next await; the call may have been executed by
+/// then. A deadline that passes does the same, and its error says which it was.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<A, R, W = InCodec> {
     client: Client,

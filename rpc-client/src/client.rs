@@ -7,7 +7,7 @@ use std::{
     marker::PhantomData,
     mem,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
+    sync::{Arc, PoisonError, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -31,6 +31,7 @@ use crate::{
     driver::Driver,
     error::CallError,
     gauges::{ClientSnapshot, Gauge, Gauges, Token},
+    sync::{Mutex, MutexGuard},
 };
 
 /// A handle to one server, over one multiplexed connection.
@@ -565,6 +566,27 @@ impl Drop for Attempt {
         if !self.done {
             self.failed(io::Error::other("the attempt was given up: its runtime ended, or the connector panicked"));
         }
+    }
+}
+
+#[cfg(all(test, shuttle))]
+impl Client {
+    /// Makes an attempt to connect look under way, which a test of schedules plays.
+    pub(crate) fn begin_attempt(&self) {
+        self.shared.lock().phase = Phase::Connecting;
+    }
+
+    /// The attempt succeeds with `transport`; drives the connection to its end.
+    pub(crate) fn drive<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        &self,
+        transport: T,
+    ) -> impl Future<Output = ()> + use<T> {
+        Attempt::drive(Arc::clone(&self.shared), Box::new(transport))
+    }
+
+    /// The attempt fails.
+    pub(crate) fn fail_attempt(&self) {
+        drop(Attempt::new(&self.shared));
     }
 }
 

@@ -5,20 +5,22 @@ use std::{
     mem,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
 
-use rpc_codec::{GoAwayReason, Hello, PART_LEN, Remainder, SendBounds, encode_cancel, patch_id};
+use rpc_codec::{GoAwayReason, Hello, PART_LEN, Remainder, SendBounds, patch_id};
 use rpc_core::{CallId, Deadline, Executed, Metadata};
 use tokio::sync::Notify;
 
 use crate::{
     error::{CallError, LostCause},
     gauges::Load,
-    slots::{NOT_QUEUED, Slots},
+    queue::{self, Withdrawal},
+    slots::Slots,
+    sync::{Mutex, MutexGuard},
 };
 
 /// What the callers of a connection share with its task.
@@ -50,8 +52,8 @@ pub(crate) struct State {
     pub(crate) out: Vec<u8>,
     /// Requests of which the first part has been queued, in turn.
     uploads: VecDeque<Upload>,
-    /// Length of all that was ever appended to `out`.
-    queued: u64,
+    /// Calls that were given up since the task has looked.
+    pub(crate) withdrawals: Vec<Withdrawal>,
     /// The most calls at once that the server welcomes.
     max_calls: usize,
     pub(crate) greeted: bool,
@@ -94,7 +96,7 @@ impl Connection {
                 slots: Slots::with_ids_used(ids_used),
                 out: Vec::new(),
                 uploads: VecDeque::new(),
-                queued: 0,
+                withdrawals: Vec::new(),
                 max_calls: hello.advised_calls as usize,
                 greeted: false,
                 waiting_for_room: 0,
@@ -162,14 +164,11 @@ impl Connection {
             if !state.has_room() || (state.waiting_for_room > 0 && !waited) {
                 return Sent::NoRoom;
             }
-            let end = state.queued + frame.len() as u64;
-            let request_end = if remainder.is_some() { NOT_QUEUED } else { end };
-            let Some(id) = state.slots.insert(deadline, request_end, waker) else { return Sent::NoRoom };
+            let Some(id) = state.slots.insert(deadline, waker) else { return Sent::NoRoom };
             let start = state.out.len();
             state.out.extend_from_slice(frame);
             // Behind the copy, which would otherwise wait for this write.
             patch_id(&mut state.out[start..], id);
-            state.queued = end;
             if let Some(remainder) = remainder.take() {
                 state.uploads.push_back(Upload { id, remainder });
             }
@@ -199,15 +198,16 @@ impl Connection {
         outcome.map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// The caller of a call has gone.
+    /// The caller of a call has gone. The task takes back what has not begun to leave; only it knows what
+    /// that is.
     pub(crate) fn abandon(&self, id: CallId) {
         let (waker, waiting) = {
             let mut state = self.lock();
             let mut waker = None;
-            // A server that takes no more calls still wants to know, as long as anybody can tell it.
-            state.stop_upload(id);
-            if state.slots.abandon(id) && state.task.is_some() {
-                state.append(|out| encode_cancel(out, id));
+            let had_parts_to_come = state.stop_upload(id);
+            // None waits any more once the task has ended.
+            if state.slots.abandon(id) {
+                state.withdrawals.push(Withdrawal::new(id, had_parts_to_come));
                 waker = state.wake_task();
             }
             (waker.or_else(|| state.last_one_out()), state.waiting_for_room)
@@ -301,8 +301,9 @@ impl Connection {
         self.greeting.notify_waiters();
     }
 
-    /// Fails what waits and takes nothing more. `written` bytes have left.
-    pub(crate) fn end(&self, cause: &LostCause, written: u64) {
+    /// Fails what waits and takes nothing more. `unsent` are the calls that the task has taken, and of which
+    /// a frame has not left completely.
+    pub(crate) fn end(&self, cause: &LostCause, mut unsent: Vec<CallId>) {
         let mut wakers = Vec::new();
         {
             let mut state = self.lock();
@@ -316,13 +317,18 @@ impl Connection {
             let said = said.map(|message| LostCause::GoneAway(Arc::clone(message)));
             let cause = said.as_ref().unwrap_or(cause);
             let lost = |executed| CallError::Lost { peer: Arc::clone(&self.peer), executed, source: cause.clone() };
+            queue::add_unsent(&state.out, 0, &mut unsent);
+            unsent.extend(state.uploads.iter().map(|upload| upload.id));
+            unsent.sort_unstable();
             let waiting: Vec<_> = state.slots.waiting().collect();
-            for (id, request_end) in waiting {
-                wakers.extend(state.slots.fail(id, lost(executed(request_end, written))));
+            for id in waiting {
+                let executed = state.executed(id, unsent.binary_search(&id).is_ok());
+                wakers.extend(state.slots.fail(id, lost(executed)));
             }
             state.ended.get_or_insert(lost(Executed::Never));
             state.out = Vec::new();
             state.uploads.clear();
+            state.withdrawals = Vec::new();
             state.task = None;
             self.unwritten.store(0, Ordering::Relaxed);
             self.partial.store(0, Ordering::Relaxed);
@@ -338,9 +344,7 @@ impl State {
     }
 
     pub(crate) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        let before = self.out.len();
         write(&mut self.out);
-        self.queued += (self.out.len() - before) as u64;
     }
 
     /// Queues the next parts of requests, one of each in turn, as long as little waits to be written.
@@ -350,9 +354,7 @@ impl State {
             let Some(Upload { id, mut remainder }) = self.uploads.pop_front() else { return false };
             let mut last = false;
             self.append(|out| last = remainder.encode_part(out, id, max_frame));
-            if last {
-                self.slots.queued(id, self.queued);
-            } else {
+            if !last {
                 self.uploads.push_back(Upload { id, remainder });
             }
         }
@@ -363,9 +365,17 @@ impl State {
         self.uploads.iter().map(|upload| upload.remainder.len()).sum()
     }
 
-    /// Sends no more parts of a request whose call has ended.
-    pub(crate) fn stop_upload(&mut self, id: CallId) {
+    /// Sends no more parts of a request whose call has ended. Whether there were any.
+    pub(crate) fn stop_upload(&mut self, id: CallId) -> bool {
+        let before = self.uploads.len();
         self.uploads.retain(|upload| upload.id != id);
+        self.uploads.len() < before
+    }
+
+    /// What a call that waits is told about it. A request that has not left completely cannot have been
+    /// executed, unless its answer has begun.
+    pub(crate) fn executed(&self, id: CallId, incomplete: bool) -> Executed {
+        if incomplete && !self.slots.has_parts_to_come(id) { Executed::Never } else { Executed::Maybe }
     }
 
     /// The waker of the task if it waits for the last call to end, and that has happened.
@@ -396,11 +406,6 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         *(self.count)(&mut self.connection.lock()) -= 1;
     }
-}
-
-/// A request that has not left completely cannot have been executed.
-fn executed(request_end: u64, left: u64) -> Executed {
-    if request_end > left { Executed::Never } else { Executed::Maybe }
 }
 
 fn wake(waker: Option<Waker>) {

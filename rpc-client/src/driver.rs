@@ -14,7 +14,7 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{Decoded, FrameDecoder, GoAwayReason, Hello, Kind, encode_cancel, encode_go_away, encode_ping};
-use rpc_core::{CallId, Executed};
+use rpc_core::CallId;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     task::coop,
@@ -28,7 +28,9 @@ use crate::{
     error::{CallError, LostCause},
     gauges::Gauges,
     noise::Noise,
+    queue::{self, Withdrawal},
     scratch,
+    slots::Found,
     vigil::{Seen, Unfinished, Vigil},
 };
 
@@ -43,8 +45,6 @@ pub(crate) struct Driver<T> {
     /// Bytes being written; what stands before `sent` has left.
     writing: Vec<u8>,
     sent: usize,
-    /// Bytes of queued frames that have left.
-    written: u64,
     partial: BytesMut,
     pub(crate) wakers: Vec<Waker>,
     timer: Option<Pin<Box<Sleep>>>,
@@ -80,8 +80,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             gauges,
             decoder: FrameDecoder::new(config.max_frame),
             max_message: config.max_message,
-            // The HELLO is not a queued frame; `written` starts below zero by its length.
-            written: 0_u64.wrapping_sub(writing.len() as u64),
             writing,
             sent: 0,
             partial: BytesMut::new(),
@@ -191,19 +189,22 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             self.timer_knows_us = false;
         }
         state.task_is_awake = false;
+        let was_full = state.out.len() >= MAX_QUEUED_LEN;
         if state.slots.next_expiry().is_some() {
-            self.expire(&mut state);
+            expire(&mut state);
+        }
+        if !state.withdrawals.is_empty() {
+            self.withdraw(&mut state);
         }
         let mut more = false;
         if self.sent == self.writing.len() {
             self.writing.clear();
             self.sent = 0;
             more = state.queue_parts(connection.bounds().max_frame);
-            let was_full = state.out.len() >= MAX_QUEUED_LEN;
             mem::swap(&mut state.out, &mut self.writing);
-            if was_full {
-                connection.room.notify_waiters();
-            }
+        }
+        if was_full && state.out.len() < MAX_QUEUED_LEN {
+            connection.room.notify_waiters();
         }
         if state.closing && state.slots.used() == 0 && self.phase == Phase::Open {
             self.phase = Phase::Leaving;
@@ -215,14 +216,25 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         (more, expiry)
     }
 
-    fn expire(&mut self, state: &mut State) {
-        for id in state.slots.expired(clock::now()) {
-            // What has not left yet still will, so nobody knows until the connection is gone.
-            let executed = Executed::Maybe;
-            let error = CallError::DeadlineExceeded { peer: Arc::clone(&self.connection.peer), executed };
-            self.wakers.extend(state.slots.fail(id, error));
-            state.stop_upload(id);
-            state.append(|out| encode_cancel(out, id));
+    /// Sees to the calls that were given up: what of them has not begun to leave never does, and the
+    /// server is told of those that it may know. Those whose deadline has passed still wait to be told.
+    fn withdraw(&mut self, state: &mut State) {
+        let mut withdrawals = mem::take(&mut state.withdrawals);
+        withdrawals.sort_unstable_by_key(|withdrawal| withdrawal.id);
+        queue::take_out(&mut self.writing, self.sent, &mut withdrawals);
+        queue::take_out(&mut state.out, 0, &mut withdrawals);
+        note_len(&self.connection.unwritten, self.writing.len() - self.sent);
+        for Withdrawal { id, incomplete, unopened } in withdrawals.drain(..) {
+            if !unopened {
+                state.append(|out| encode_cancel(out, id));
+            }
+            if state.slots.find(id) == Found::Waiting {
+                let (peer, executed) = (Arc::clone(&self.connection.peer), state.executed(id, incomplete));
+                self.wakers.extend(state.slots.fail(id, CallError::DeadlineExceeded { peer, executed }));
+            }
+        }
+        if withdrawals.capacity() <= MAX_KEPT_WITHDRAWALS {
+            state.withdrawals = withdrawals;
         }
     }
 
@@ -244,7 +256,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             }
         }
         if !self.writing.is_empty() {
-            self.written = self.written.wrapping_add(self.writing.len() as u64);
             self.writing.clear();
             self.sent = 0;
             if self.writing.capacity() > MAX_KEPT_LEN {
@@ -395,17 +406,12 @@ impl<T> Driver<T> {
         if mem::replace(&mut self.over, true) {
             return;
         }
-        self.connection.end(cause, self.left());
+        let mut unsent = Vec::new();
+        queue::add_unsent(&self.writing, self.sent, &mut unsent);
+        self.connection.end(cause, unsent);
         if self.phase == Phase::Open {
             self.gauges.lost(cause);
         }
-    }
-
-    /// Bytes of queued frames that have left.
-    fn left(&self) -> u64 {
-        let left = self.written.wrapping_add(self.sent as u64);
-        // Negative while the HELLO in front of them has not left.
-        u64::try_from(left.cast_signed()).unwrap_or(0)
     }
 }
 
@@ -442,6 +448,14 @@ fn told(cause: &LostCause) -> Option<GoAwayReason> {
     }
 }
 
+/// Gives up the calls whose deadline has passed.
+fn expire(state: &mut State) {
+    for id in state.slots.expired(clock::now()) {
+        let had_parts_to_come = state.stop_upload(id);
+        state.withdrawals.push(Withdrawal::new(id, had_parts_to_come));
+    }
+}
+
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
 }
@@ -463,6 +477,8 @@ fn poll_io<R>(cx: &mut Context<'_>, poll: impl FnMut(&mut Context<'_>) -> Poll<R
 const PING: [u8; 8] = *b"sluicegt";
 /// A longer write buffer is not kept.
 const MAX_KEPT_LEN: usize = 256 * 1024;
+/// Nor is a longer list of calls that were given up.
+const MAX_KEPT_WITHDRAWALS: usize = 1024;
 /// Where in a frame its kind stands.
 const KIND_AT: usize = 4;
 /// So many lone answers, one after the other, and others get their turn.

@@ -15,8 +15,12 @@ mod driver;
 mod error;
 mod gauges;
 mod noise;
+mod queue;
+#[cfg(all(test, shuttle))]
+mod schedules;
 mod scratch;
 mod slots;
+mod sync;
 mod vigil;
 
 pub use call::{Call, InCodec, Method, Untouched, WireForm};

@@ -17,7 +17,7 @@ pub(crate) struct Slots {
     free: Vec<u16>,
     used: usize,
     sequence: u64,
-    /// Calls that were given up while they waited. Each may still be answered once.
+    /// Calls that were given up while they waited. Each may still be answered once, if it has left.
     given_up: u64,
     /// Answers that nobody waited for.
     late: u64,
@@ -31,9 +31,6 @@ struct Slot {
     id: CallId,
     state: SlotState,
     deadline: Deadline,
-    /// Where the request ends in the stream of bytes that were queued on this connection;
-    /// [`NOT_QUEUED`] while parts of it are not.
-    request_end: u64,
     /// The body of the answer; kept for the next tenant.
     body: Vec<u8>,
     /// An answer of which parts are still to come.
@@ -45,9 +42,6 @@ struct Download {
     metadata: Metadata,
     assembly: Assembly,
 }
-
-/// Of a request that has not been queued whole.
-pub(crate) const NOT_QUEUED: u64 = u64::MAX;
 
 #[derive(Debug)]
 enum SlotState {
@@ -84,7 +78,7 @@ impl Slots {
     }
 
     /// Takes a slot and the next id for a call whose answer will wake `waker`. `None` when there is no slot or no id left.
-    pub(crate) fn insert(&mut self, deadline: Deadline, request_end: u64, waker: &Waker) -> Option<CallId> {
+    pub(crate) fn insert(&mut self, deadline: Deadline, waker: &Waker) -> Option<CallId> {
         if self.exhausted() {
             return None;
         }
@@ -96,7 +90,6 @@ impl Slots {
                     id: CallId::CONNECTION,
                     state: SlotState::Waiting(None),
                     deadline: Deadline::NONE,
-                    request_end: 0,
                     body: Vec::new(),
                     download: None,
                 });
@@ -110,7 +103,6 @@ impl Slots {
         tenant.id = id;
         tenant.state = SlotState::Waiting(Some(waker.clone()));
         tenant.deadline = deadline;
-        tenant.request_end = request_end;
         if let Some(expiry) = deadline.instant() {
             self.next_expiry = Some(self.next_expiry.map_or(expiry, |next| next.min(expiry)));
         }
@@ -156,8 +148,6 @@ impl Slots {
         let assembly = Assembly::begin(body_len, first);
         let slot = &mut self.slots[usize::from(id.slot())];
         slot.download = Some(Box::new(Download { metadata, assembly }));
-        // Whatever of the request has left, the service has run.
-        slot.request_end = 0;
     }
 
     /// Whether the answer of a waiting call has begun.
@@ -182,22 +172,14 @@ impl Slots {
         Ok(slot.finish(Ok(metadata)))
     }
 
-    /// Notes where the request of a call ends in the stream, once its last part is queued.
-    pub(crate) fn queued(&mut self, id: CallId, request_end: u64) {
-        let slot = &mut self.slots[usize::from(id.slot())];
-        if slot.id == id {
-            slot.request_end = request_end;
-        }
-    }
-
     /// Ends a waiting call with an error.
     pub(crate) fn fail(&mut self, id: CallId, error: CallError) -> Option<Waker> {
         self.slots[usize::from(id.slot())].finish(Err(Box::new(error)))
     }
 
-    /// The waiting calls, each with where its request ends in the stream.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = (CallId, u64)> {
-        self.slots.iter().filter(|slot| slot.is_waiting()).map(|slot| (slot.id, slot.request_end))
+    /// The waiting calls.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = CallId> {
+        self.slots.iter().filter(|slot| slot.is_waiting()).map(|slot| slot.id)
     }
 
     /// When to look for expired calls next.
@@ -294,9 +276,9 @@ mod tests {
     #[test]
     fn an_answer_for_an_earlier_tenant_of_the_slot_is_late() {
         let mut slots = Slots::default();
-        let first = slots.insert(Deadline::NONE, 1, Waker::noop()).unwrap();
+        let first = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
         assert!(slots.abandon(first));
-        let second = slots.insert(Deadline::NONE, 2, Waker::noop()).unwrap();
+        let second = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
         assert_eq!(first.slot(), second.slot());
         assert_eq!(slots.find(first), Found::Late);
         assert_eq!(slots.find(second), Found::Waiting);
@@ -310,7 +292,7 @@ mod tests {
         let mut slots = Slots::default();
         let mut last = CallId::CONNECTION;
         for round in 0..100 {
-            let id = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
+            let id = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
             assert!(id > last);
             last = id;
             if round % 3 == 0 {
@@ -322,15 +304,15 @@ mod tests {
     #[test]
     fn a_connection_whose_ids_are_used_up_takes_no_more_calls() {
         let mut slots = Slots { sequence: CallId::MAX_SEQUENCE - 1, ..Slots::default() };
-        let last = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
+        let last = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
         assert_eq!(last.sequence(), CallId::MAX_SEQUENCE);
-        assert!(slots.exhausted() && slots.insert(Deadline::NONE, 0, Waker::noop()).is_none());
+        assert!(slots.exhausted() && slots.insert(Deadline::NONE, Waker::noop()).is_none());
     }
 
     #[test]
     fn a_fetched_answer_leaves_the_slot_to_the_next() {
         let mut slots = Slots::default();
-        let id = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
+        let id = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
         let mut body = Vec::new();
         assert!(slots.take(id, Waker::noop(), &mut body).is_none());
         assert!(slots.reply(id, Metadata::new(), b"book").is_some());
@@ -343,9 +325,9 @@ mod tests {
     fn as_many_answers_may_be_late_as_calls_were_given_up() {
         let mut slots = Slots::default();
         let now = Instant::now();
-        let abandoned = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
-        slots.insert(Deadline::at(now), 0, Waker::noop()).unwrap();
-        let answered = slots.insert(Deadline::NONE, 0, Waker::noop()).unwrap();
+        let abandoned = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
+        slots.insert(Deadline::at(now), Waker::noop()).unwrap();
+        let answered = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
         slots.reply(answered, Metadata::new(), b"an answer");
         assert_eq!(slots.answers_len(), 9);
         assert!(!slots.abandon(answered), "it has its answer");
@@ -359,8 +341,8 @@ mod tests {
         let mut slots = Slots::default();
         let now = Instant::now();
         let deadline = Deadline::after(now, Duration::from_secs(1));
-        let answered = slots.insert(deadline, 10, Waker::noop()).unwrap();
-        let waiting = slots.insert(deadline, 20, Waker::noop()).unwrap();
+        let answered = slots.insert(deadline, Waker::noop()).unwrap();
+        let waiting = slots.insert(deadline, Waker::noop()).unwrap();
         slots.reply(answered, Metadata::new(), b"");
         assert!(slots.expired(now).is_empty());
         assert_eq!(slots.expired(now + Duration::from_secs(1)), [waiting]);

@@ -24,6 +24,7 @@ mod header;
 mod hello;
 mod parts;
 pub mod payload;
+mod queued;
 
 pub use decoder::{Decoded, FrameDecoder};
 pub use encoder::{
@@ -36,3 +37,4 @@ pub use header::{HEADER_LEN, Kind};
 pub use hello::{CodecSet, Hello, MAGIC, MAX_HELLO_LEN, VERSION};
 pub use parts::{Assembly, MIN_PART_LEN, PART_LEN, Remainder};
 pub use payload::{Codec, CodecId, PayloadError};
+pub use queued::QueuedFrame;

@@ -43,8 +43,11 @@ mod pipeline;
 mod prospects;
 mod read_size;
 mod ready;
+#[cfg(all(test, shuttle))]
+mod schedules;
 mod scratch;
 mod server;
+mod sync;
 mod timer;
 mod unary;
 mod uploads;

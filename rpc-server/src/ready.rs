@@ -2,12 +2,11 @@
 
 use std::{
     mem,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError},
     task::{Wake, Waker},
 };
+
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// The calls of one connection that were woken, and how to wake the connection itself.
 ///
@@ -73,7 +72,7 @@ impl Ready {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, List> {
+    fn lock(&self) -> MutexGuard<'_, List> {
         // Nothing is done under the lock that could leave the list half changed.
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }

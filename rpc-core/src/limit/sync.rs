@@ -1,6 +1,6 @@
-//! The primitives that limits are built on, in one place so that loom can stand in for them.
+//! The primitives that limits are built on, in one place so that loom and shuttle can stand in for them.
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::{
     Arc, Mutex,
     atomic::{AtomicBool, AtomicU64, Ordering},
@@ -8,6 +8,12 @@ pub(crate) use std::sync::{
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+#[cfg(all(shuttle, not(loom)))]
+pub(crate) use shuttle::sync::{
     Arc, Mutex,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };

@@ -1,0 +1,7 @@
+//! The lock that callers share with each other and with the task of their connection, in one place so
+//! that shuttle can stand in for it.
+
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+#[cfg(not(shuttle))]
+pub(crate) use std::sync::{Mutex, MutexGuard};

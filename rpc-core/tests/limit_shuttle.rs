@@ -1,0 +1,62 @@
+//! Limits within limits, with more threads than loom can go through, under schedules drawn by shuttle.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p rpc-core --test limit_shuttle`; `SLUICEGATE_SCHEDULES` says
+//! how many schedules each test runs, by each of two ways to draw them.
+#![cfg(shuttle)]
+
+use std::{env, sync::Arc};
+
+use rpc_core::limit::{ConcurrencyLimit, Releases};
+use shuttle::{
+    Config, Runner,
+    scheduler::{PctScheduler, RandomScheduler, Scheduler},
+    thread,
+};
+
+#[test]
+fn permits_of_many_connections_given_back_one_by_one_or_together_all_come_back() {
+    under_schedules(|| {
+        let server = ConcurrencyLimit::new("server", Some(3)).unwrap();
+        let connections = ["a", "b"].map(|name| ConcurrencyLimit::within(Arc::clone(&server), name, Some(2)).unwrap());
+        let threads: Vec<_> = (0..4)
+            .map(|n| {
+                let limit = Arc::clone(&connections[n % 2]);
+                let other = Arc::clone(&connections[(n + 1) % 2]);
+                thread::spawn(move || {
+                    let mut releases = Releases::default();
+                    let mut admitted = 0;
+                    for round in 0..2 {
+                        for permit in [limit.try_acquire(), other.try_acquire()].into_iter().flatten() {
+                            admitted += 1;
+                            if round == 0 { releases.add(permit) } else { drop(permit) }
+                        }
+                    }
+                    admitted
+                })
+            })
+            .collect();
+        for _ in 0..3 {
+            for (limit, max) in [(&server, 3), (&connections[0], 2), (&connections[1], 2)] {
+                let sample = limit.snapshot();
+                assert!(sample.held <= max && sample.acquired == sample.released + sample.held, "{sample:?}");
+            }
+        }
+        let admitted: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        let [wide, a, b] = [&server, &connections[0], &connections[1]].map(|limit| limit.snapshot());
+        assert!(admitted > 0 && a.high_water <= 2 && b.high_water <= 2 && wide.high_water <= 3);
+        assert_eq!((wide.held, a.held, b.held), (0, 0, 0));
+        assert_eq!(wide.acquired, admitted);
+    });
+}
+
+/// Runs `test` under many schedules: with threads drawn at random at every step, and with a random order
+/// of preference that changes at three steps.
+fn under_schedules(test: fn()) {
+    let schedules = env::var("SLUICEGATE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(1_500);
+    run(RandomScheduler::new(schedules), test);
+    run(PctScheduler::new(3, schedules), test);
+}
+
+fn run(scheduler: impl Scheduler + 'static, test: fn()) {
+    Runner::new(scheduler, Config::new()).run(test);
+}
