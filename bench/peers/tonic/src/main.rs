@@ -31,7 +31,6 @@ fn main() -> ExitCode {
     program::main(STACKS)
 }
 
-#[expect(missing_debug_implementations, reason = "generated")]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/bench.Echo.rs"));
 }
