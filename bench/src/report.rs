@@ -18,6 +18,9 @@ pub(crate) struct Row {
     pub(crate) server_cpu_us_per_call: f64,
     pub(crate) client_cpu_us_per_call: f64,
     pub(crate) server_peak_rss_kib: u64,
+    /// Of workloads that measure it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) server_bytes_per_connection: Option<f64>,
     pub(crate) max_us: f64,
     pub(crate) calls: u64,
     pub(crate) pin: String,
@@ -27,17 +30,18 @@ pub(crate) struct Row {
 /// What a column shows of a row.
 struct Column {
     title: &'static str,
-    figure: fn(&Row) -> f64,
+    figure: fn(&Row) -> Option<f64>,
     decimals: usize,
 }
 
 const COLUMNS: &[Column] = &[
-    column("calls/s", |row| row.per_sec, 0),
-    column("p50 us", |row| row.p50_us, 1),
-    column("p99 us", |row| row.p99_us, 1),
-    column("server CPU us/call", |row| row.server_cpu_us_per_call, 2),
-    column("client CPU us/call", |row| row.client_cpu_us_per_call, 2),
-    column("server peak KiB", |row| row.server_peak_rss_kib as f64, 0),
+    column("calls/s", |row| Some(row.per_sec), 0),
+    column("p50 us", |row| Some(row.p50_us), 1),
+    column("p99 us", |row| Some(row.p99_us), 1),
+    column("server CPU us/call", |row| Some(row.server_cpu_us_per_call), 2),
+    column("client CPU us/call", |row| Some(row.client_cpu_us_per_call), 2),
+    column("server peak KiB", |row| Some(row.server_peak_rss_kib as f64), 0),
+    column("server B/connection", |row| row.server_bytes_per_connection, 0),
 ];
 
 /// The rows of one workload as a table, a line per stack in the order given.
@@ -48,15 +52,18 @@ pub(crate) fn table(rows: &[Row], workload: &str, stacks: &[&str], reference: &s
     let of = |stack: &str, column: &Column| -> Vec<(usize, f64)> {
         rows.iter()
             .filter(|row| row.workload == workload && row.stack == stack)
-            .map(|row| (row.round, (column.figure)(row)))
+            .filter_map(|row| Some((row.round, (column.figure)(row)?)))
             .collect()
     };
+    // A column is shown if anybody has a figure in it.
+    let columns: Vec<_> =
+        COLUMNS.iter().filter(|column| stacks.iter().any(|stack| !of(stack, column).is_empty())).collect();
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
-    let titles = COLUMNS.iter().map(|column| column.title);
+    let titles = columns.iter().map(|column| column.title);
     table.set_header(["stack"].into_iter().chain(titles));
     for stack in stacks {
-        let figures = COLUMNS.iter().map(|column| {
+        let figures = columns.iter().map(|column| {
             let text = cell(&of(stack, column), &of(reference, column), column.decimals);
             Cell::new(text).set_alignment(CellAlignment::Right)
         });
@@ -65,7 +72,7 @@ pub(crate) fn table(rows: &[Row], workload: &str, stacks: &[&str], reference: &s
     table
 }
 
-const fn column(title: &'static str, figure: fn(&Row) -> f64, decimals: usize) -> Column {
+const fn column(title: &'static str, figure: fn(&Row) -> Option<f64>, decimals: usize) -> Column {
     Column { title, figure, decimals }
 }
 
@@ -84,7 +91,7 @@ fn cell(values: &[(usize, f64)], references: &[(usize, f64)], decimals: usize) -
 }
 
 /// A number with its thousands apart.
-fn number(value: f64, decimals: usize) -> String {
+pub(crate) fn number(value: f64, decimals: usize) -> String {
     let plain = format!("{value:.decimals$}");
     let (whole, fraction) = match plain.split_once('.') {
         Some((whole, fraction)) => (whole, format!(".{fraction}")),
@@ -131,6 +138,7 @@ mod tests {
             server_cpu_us_per_call: 4.0,
             client_cpu_us_per_call: 5.0,
             server_peak_rss_kib: 6,
+            server_bytes_per_connection: None,
             max_us: 7.0,
             calls: 8,
             pin: "free".to_owned(),

@@ -1,17 +1,19 @@
 //! The runner: rounds over workloads over stacks, each a server and a client process.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use bench_kit::harness::{self, Measured};
+use bench_kit::workload::{self, Workload};
+use bench_kit::{BoxError, procfs};
 use clap::{Args, ValueEnum};
 
-use crate::harness::Measured;
+use crate::contender::{self, Contender};
+use crate::peers;
 use crate::report::{self, Row};
-use crate::stacks::{self, Stack};
-use crate::workload::{self, Workload};
-use crate::{BoxError, harness, procfs};
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -19,9 +21,12 @@ pub(crate) struct RunArgs {
     /// Short windows and few rounds: shows that everything works, proves nothing.
     #[arg(long)]
     quick: bool,
-    /// Stacks, separated by commas; all if not given.
-    #[arg(long, value_delimiter = ',', value_parser = stacks::find)]
-    stacks: Vec<&'static Stack>,
+    /// Stacks and peers, separated by commas; all stacks if not given, and no peer.
+    #[arg(long, value_delimiter = ',', value_parser = contender::find)]
+    stacks: Vec<&'static Contender>,
+    /// All peers, too; the first time they take minutes to build.
+    #[arg(long)]
+    peers: bool,
     /// Workloads, separated by commas; all if not given.
     #[arg(long, value_delimiter = ',', value_parser = workload::find)]
     workloads: Vec<&'static Workload>,
@@ -41,8 +46,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// The stack that ratios are to.
-    #[arg(long, value_name = "STACK", value_parser = stacks::find, default_value = "raw-mux")]
-    relative_to: &'static Stack,
+    #[arg(long, value_name = "STACK", value_parser = contender::find, default_value = "raw-mux")]
+    relative_to: &'static Contender,
 }
 
 /// Placement of the server's and the client's process.
@@ -68,20 +73,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), BoxError> {
     let mut failures = 0;
     for round in 0..plan.rounds {
         for workload in &plan.workloads {
-            for stack in plan.stacks_of(round) {
-                match plan.measure(stack, workload, round) {
+            for program in plan.programs_of(round).filter(|program| program.contender.takes(workload)) {
+                let stack = program.contender.name;
+                match plan.measure(program, workload, round) {
                     Ok(row) => {
                         if let Some(json) = &mut json {
                             writeln!(json, "{}", serde_json::to_string(&row)?)?;
                         }
                         eprintln!(
-                            "round {round}  {}  {:<18} {:>11.0} calls/s, p50 {:.1} us",
-                            row.workload, row.stack, row.per_sec, row.p50_us
+                            "round {round}  {}  {stack:<18} {:>11.0} calls/s, p50 {:.1} us",
+                            row.workload, row.per_sec, row.p50_us
                         );
                         rows.push(row);
                     }
                     Err(error) => {
-                        eprintln!("round {round}  {}  {:<18} failed: {error}", workload.name, stack.name);
+                        eprintln!("round {round}  {}  {stack:<18} failed: {error}", workload.name);
                         failures += 1;
                     }
                 }
@@ -89,8 +95,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), BoxError> {
         }
     }
 
-    let names: Vec<_> = plan.stacks.iter().map(|stack| stack.name).collect();
     for workload in &plan.workloads {
+        let contenders = plan.programs.iter().map(|program| program.contender);
+        let names: Vec<_> = contenders.filter(|one| one.takes(workload)).map(|one| one.name).collect();
         println!("\n{}: {}", workload.name, workload.describe());
         let reference = args.relative_to.name;
         println!("{}", report::table(&rows, workload.name, &names, reference));
@@ -107,28 +114,37 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), BoxError> {
 
 /// The arguments with their defaults filled in.
 struct Plan {
-    stacks: Vec<&'static Stack>,
+    programs: Vec<Program>,
     workloads: Vec<&'static Workload>,
     rounds: usize,
     seconds: f64,
     pin: Pin,
     workers: usize,
-    program: PathBuf,
+}
+
+/// A contender and the program that it is.
+struct Program {
+    contender: &'static Contender,
+    path: PathBuf,
 }
 
 impl Plan {
+    /// Builds the peers that take part.
     fn new(args: &RunArgs) -> Result<Self, BoxError> {
         let (rounds, seconds) = if args.quick { (2, 0.4) } else { (5, 2.0) };
         let seconds = args.seconds.unwrap_or(seconds);
         harness::window_len(seconds)?;
         Ok(Self {
-            stacks: or_all(&args.stacks, stacks::STACKS),
-            workloads: or_all(&args.workloads, workload::WORKLOADS),
+            programs: programs(args)?,
+            workloads: if args.workloads.is_empty() {
+                workload::WORKLOADS.iter().collect()
+            } else {
+                args.workloads.clone()
+            },
             rounds: args.rounds.unwrap_or(rounds).max(1),
             seconds,
             pin: args.pin,
             workers: args.workers,
-            program: std::env::current_exe()?,
         })
     }
 
@@ -146,30 +162,35 @@ impl Plan {
     }
 
     /// Every round starts with another stack, so that none always follows the same neighbour.
-    fn stacks_of(&self, round: usize) -> impl Iterator<Item = &'static Stack> {
-        let first = round % self.stacks.len();
-        let (later, sooner) = self.stacks.split_at(first);
-        sooner.iter().chain(later).copied()
+    fn programs_of(&self, round: usize) -> impl Iterator<Item = &Program> {
+        let first = round % self.programs.len();
+        let (later, sooner) = self.programs.split_at(first);
+        sooner.iter().chain(later)
     }
 
-    fn measure(&self, stack: &Stack, workload: &Workload, round: usize) -> Result<Row, BoxError> {
-        let server = Server::start(self.command(self.pin.server_cpu()), |command| {
+    fn measure(&self, program: &Program, workload: &Workload, round: usize) -> Result<Row, BoxError> {
+        let workers = program.contender.workers.unwrap_or(self.workers);
+        let add_common_args = |command: &mut Command| {
+            command.args(["--stack", program.contender.stack]);
+            command.args(["--workload", workload.name]);
+            command.args(["--workers", &workers.to_string()]);
+        };
+        let server = Server::start(program.command(self.pin.server_cpu()), |command| {
             command.args(["serve", "--until-stdin-ends"]);
-            self.add_common_args(command, stack);
+            add_common_args(command);
         })?;
-        let mut client = self.command(self.pin.client_cpu());
+        let mut client = program.command(self.pin.client_cpu());
         client.args(["load", "--addr", &server.addr]);
         client.args(["--server-pid", &server.process.id().to_string()]);
         client.args(["--seconds", &self.seconds.to_string()]);
-        client.args(["--workload", workload.name]);
-        self.add_common_args(&mut client, stack);
+        add_common_args(&mut client);
         let finished = client.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         if !finished.status.success() {
             return Err(format!("the client ended with {}", finished.status).into());
         }
         let measured: Measured = serde_json::from_slice(&finished.stdout)?;
         Ok(Row {
-            stack: stack.name.to_owned(),
+            stack: program.contender.name.to_owned(),
             workload: workload.name.to_owned(),
             round,
             per_sec: measured.per_sec,
@@ -178,29 +199,48 @@ impl Plan {
             server_cpu_us_per_call: measured.server_cpu_us_per_call,
             client_cpu_us_per_call: measured.client_cpu_us_per_call,
             server_peak_rss_kib: procfs::peak_rss_kib(server.process.id())?,
+            server_bytes_per_connection: measured.server_bytes_per_connection,
             max_us: measured.max_us,
             calls: measured.calls,
             pin: self.pin.name().to_owned(),
-            workers: self.workers,
+            workers,
         })
     }
+}
 
-    /// This program; `taskset` becomes it, so the process id is the one that was spawned.
+impl Program {
+    /// `taskset` becomes the program, so the process id is the one that was spawned.
     fn command(&self, cpu: Option<&str>) -> Command {
         match cpu {
-            None => Command::new(&self.program),
+            None => Command::new(&self.path),
             Some(cpu) => {
                 let mut command = Command::new("taskset");
-                command.args(["--cpu-list", cpu]).arg(&self.program);
+                command.args(["--cpu-list", cpu]).arg(&self.path);
                 command
             }
         }
     }
+}
 
-    fn add_common_args(&self, command: &mut Command, stack: &Stack) {
-        command.args(["--stack", stack.name]);
-        command.args(["--workers", &self.workers.to_string()]);
+/// Those that were asked for, each peer's program built once.
+fn programs(args: &RunArgs) -> Result<Vec<Program>, BoxError> {
+    let mut chosen = args.stacks.clone();
+    if chosen.is_empty() {
+        chosen.extend(contender::all().iter().filter(|contender| contender.package.is_none()));
     }
+    if args.peers {
+        let missing = |peer: &&Contender| !args.stacks.iter().any(|chosen| chosen.name == peer.name);
+        chosen.extend(contender::all().iter().filter(|contender| contender.package.is_some()).filter(missing));
+    }
+    let mut built = BTreeMap::new();
+    for package in chosen.iter().filter_map(|contender| contender.package) {
+        if !built.contains_key(package) {
+            built.insert(package, peers::build(package)?);
+        }
+    }
+    let own = std::env::current_exe()?;
+    let path = |contender: &Contender| contender.package.map_or(&own, |package| &built[package]).clone();
+    Ok(chosen.into_iter().map(|contender| Program { contender, path: path(contender) }).collect())
 }
 
 impl Pin {
@@ -255,10 +295,6 @@ impl Drop for Server {
         let _ended = self.process.kill();
         let _status = self.process.wait();
     }
-}
-
-fn or_all<T>(chosen: &[&'static T], all: &'static [T]) -> Vec<&'static T> {
-    if chosen.is_empty() { all.iter().collect() } else { chosen.to_vec() }
 }
 
 fn warn_about_noise() {

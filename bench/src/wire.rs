@@ -13,6 +13,9 @@ const MAX_FRAME_LEN: usize = 16 << 20;
 const LEN_LEN: usize = 4;
 const ID_LEN: usize = 8;
 
+/// Bytes in front of a body.
+pub(crate) const HEADER_LEN: usize = LEN_LEN + ID_LEN;
+
 /// Enough for the whole window of every workload with small messages, in one read.
 const READ_BUFFER_LEN: usize = 64 << 10;
 
@@ -26,7 +29,7 @@ pub(crate) struct Frame<'a> {
 /// Appends the header of a frame whose body of `body_len` bytes the caller appends next.
 pub(crate) fn put_header(out: &mut Vec<u8>, id: u64, body_len: usize) {
     let len = u32::try_from(ID_LEN + body_len).expect("bodies are below MAX_FRAME_LEN");
-    let mut header = [0; LEN_LEN + ID_LEN];
+    let mut header = [0; HEADER_LEN];
     header[..LEN_LEN].copy_from_slice(&len.to_le_bytes());
     header[LEN_LEN..].copy_from_slice(&id.to_le_bytes());
     out.extend_from_slice(&header);

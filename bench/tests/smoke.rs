@@ -1,32 +1,71 @@
-//! The whole program, once over every stack and workload with windows too short to mean anything.
+//! The whole program, once over its own stacks and workloads, with windows too short to mean anything.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const BENCH: &str = env!("CARGO_BIN_EXE_bench");
 
+/// Workloads that take longer than a moment wherever they are measured.
+const LARGE: [&str; 2] = ["e", "g"];
+
 #[test]
 fn every_stack_answers_every_workload() {
-    let json = Path::new(env!("CARGO_TARGET_TMPDIR")).join("smoke.jsonl");
+    let (stacks, workloads) = listed();
+    let small: Vec<_> = workloads.iter().map(|name| &**name).filter(|name| !LARGE.contains(name)).collect();
+    assert!(stacks.len() >= 8 && small.len() >= 7);
+    let rows = run("small", &["--workloads", &small.join(","), "--seconds", "0.2"]);
+    // Where calls are refused, only those take part that have something to show.
+    assert_eq!(rows.len(), stacks.len() * (small.len() - 1) + 3);
+}
+
+#[test]
+fn large_messages_and_many_connections_are_measured_too() {
+    let rows = run("large", &["--workloads", "e,g", "--stacks", "raw,raw-spawn,sluicegate", "--seconds", "1.5"]);
+    assert_eq!(rows.len(), 6);
+    for row in rows.iter().filter(|row| row["workload"] == "g") {
+        assert!(row["server_bytes_per_connection"].as_f64().is_some_and(|bytes| bytes > 100.0), "{row}");
+    }
+}
+
+#[cfg(feature = "plot")]
+#[test]
+fn results_are_drawn_as_svg_and_png() {
+    run("plot", &["--workloads", "a,refused", "--stacks", "raw-mux,sluicegate", "--seconds", "0.2"]);
+    let json = results("plot");
+    let output = Command::new(BENCH).args(["plot", "--json"]).arg(&json).output().expect("bench starts");
+    assert!(output.status.success(), "{output:?}");
+    let svg = std::fs::read_to_string(json.with_extension("svg")).expect("drawn");
+    assert!(svg.contains("raw-mux") && svg.contains("(refused)"));
+    assert!(std::fs::read(json.with_extension("png")).expect("drawn").starts_with(b"\x89PNG"));
+}
+
+/// Runs one round, and returns the lines of its results.
+fn run(name: &str, args: &[&str]) -> Vec<serde_json::Value> {
+    let json = results(name);
     let output = Command::new(BENCH)
-        .args(["run", "--rounds", "1", "--seconds", "0.05", "--json"])
+        .args(["run", "--rounds", "1", "--json"])
         .arg(&json)
+        .args(args)
         .output()
         .expect("bench starts");
     assert!(output.status.success(), "{output:?}");
 
+    let text = std::fs::read_to_string(&json).expect("written by bench");
+    let rows: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
     let mut measured = BTreeSet::new();
-    for line in std::fs::read_to_string(&json).expect("written by bench").lines() {
-        let row: serde_json::Value = serde_json::from_str(line).expect("a line is JSON");
-        assert!(row["per_sec"].as_f64().is_some_and(|calls| calls > 0.0), "{line}");
-        assert!(row["server_peak_rss_kib"].as_u64().is_some_and(|kib| kib > 0), "{line}");
+    for row in &rows {
+        assert!(row["per_sec"].as_f64().is_some_and(|calls| calls > 0.0), "{row}");
+        assert!(row["server_peak_rss_kib"].as_u64().is_some_and(|kib| kib > 0), "{row}");
         let name = |key: &str| row[key].as_str().expect("a name").to_owned();
-        measured.insert((name("stack"), name("workload")));
+        assert!(measured.insert((name("stack"), name("workload"))), "{row} twice");
     }
-    let (stacks, workloads) = listed();
-    assert!(stacks.len() >= 2 && workloads.len() >= 4);
-    assert_eq!(measured.len(), stacks.len() * workloads.len());
+    rows
+}
+
+fn results(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name).with_extension("jsonl")
 }
 
 #[test]
@@ -41,11 +80,12 @@ fn server_ends_when_its_runner_is_gone() {
     assert!(server.wait().expect("the server was started").success());
 }
 
-/// The names in the two sections of `bench list`.
+/// The stacks of the program itself, and the workloads, as `bench list` has them.
 fn listed() -> (Vec<String>, Vec<String>) {
     let output = Command::new(BENCH).arg("list").output().expect("bench starts");
     let text = String::from_utf8(output.stdout).expect("names are text");
-    let (stacks, workloads) = text.split_once("workloads\n").expect("two sections");
+    let (stacks, others) = text.split_once("peers,").expect("a section of stacks");
+    let (_, workloads) = others.split_once("workloads\n").expect("a section of workloads");
     let names = |section: &str| {
         section
             .lines()

@@ -9,9 +9,11 @@ use std::time::Instant;
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 
-use crate::BoxError;
-use crate::harness::{self, LoadJob, Measured, Meter, Next, ServeJob};
-use crate::stacks::Stack;
+use bench_kit::harness::{self, LoadJob, Measured, Meter, Next, ServeJob};
+use bench_kit::workload::Kind;
+use bench_kit::{BoxError, Stack};
+
+use crate::stacks::raw_mux;
 use crate::wire::{self, ReadBuffer};
 
 pub(crate) const STACK: Stack = Stack {
@@ -50,8 +52,15 @@ async fn echo(mut socket: TcpStream) -> io::Result<()> {
 }
 
 async fn load(job: LoadJob) -> Result<Measured, BoxError> {
-    let sockets = harness::connect_all(&job).await?;
     let workload = job.workload;
+    if workload.kind == Kind::Idle {
+        // One call per connection: there is nothing to pipeline.
+        return raw_mux::load(job).await;
+    }
+    let mut sockets = Vec::new();
+    for _ in 0..workload.connections {
+        sockets.push(harness::connect(&job).await?);
+    }
     harness::measure(&job, sockets, |socket, meter| {
         pipeline(socket, meter, workload.plain_message(), workload.in_flight)
     })

@@ -20,9 +20,10 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
 
-use crate::BoxError;
-use crate::harness::{self, Caller, LoadJob, Measured, lock};
-use crate::stacks::{Stack, raw};
+use bench_kit::harness::{self, Caller, LoadJob, Measured, lock};
+use bench_kit::{BoxError, Stack};
+
+use crate::stacks::raw;
 use crate::wire::{self, ReadBuffer};
 
 pub(crate) const STACK: Stack = Stack {
@@ -32,14 +33,15 @@ pub(crate) const STACK: Stack = Stack {
     load: |job| Box::pin(load(job)),
 };
 
-async fn load(job: LoadJob) -> Result<Measured, BoxError> {
+/// The client of all `raw` stacks but `raw` itself.
+pub(crate) async fn load(job: LoadJob) -> Result<Measured, BoxError> {
     let message = job.workload.plain_message();
-    let mut callers = Vec::new();
-    for socket in harness::connect_all(&job).await? {
-        let client = Client::new(socket);
-        callers.extend((0..job.workload.in_flight).map(|_| Echo { client: client.clone(), message: message.clone() }));
-    }
-    harness::call_in_loops(&job, callers).await
+    harness::drive(&job, async || {
+        let client = Client::new(harness::connect(&job).await?);
+        let caller = || Echo { client: client.clone(), message: message.clone() };
+        Ok((0..job.workload.in_flight).map(|_| caller()).collect())
+    })
+    .await
 }
 
 /// One caller and its message.

@@ -5,19 +5,38 @@ use std::fs;
 use crate::BoxError;
 
 /// CPU time that a process has used so far, user and kernel, over all its threads.
-pub(crate) fn cpu_seconds(pid: u32) -> Result<f64, BoxError> {
+///
+/// # Errors
+///
+/// The process is gone.
+pub fn cpu_seconds(pid: u32) -> Result<f64, BoxError> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     parse_cpu_seconds(&stat).ok_or_else(|| format!("/proc/{pid}/stat is not as expected").into())
 }
 
 /// The most memory that a process has had resident so far.
-pub(crate) fn peak_rss_kib(pid: u32) -> Result<u64, BoxError> {
+///
+/// # Errors
+///
+/// The process is gone.
+pub fn peak_rss_kib(pid: u32) -> Result<u64, BoxError> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    parse_peak_rss_kib(&status).ok_or_else(|| format!("/proc/{pid}/status has no VmHWM, is the process gone?").into())
+    kib_of(&status, "VmHWM:").ok_or_else(|| format!("/proc/{pid}/status has no VmHWM, is the process gone?").into())
+}
+
+/// The memory that a process has resident now.
+///
+/// # Errors
+///
+/// The process is gone.
+pub fn rss_bytes(pid: u32) -> Result<u64, BoxError> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kib = kib_of(&status, "VmRSS:").ok_or_else(|| format!("/proc/{pid}/status has no VmRSS"))?;
+    Ok(kib * 1024)
 }
 
 /// CPU model, number of CPUs and kernel, for the head of a report.
-pub(crate) fn machine() -> String {
+pub fn machine() -> String {
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     let model = fs::read_to_string("/proc/cpuinfo")
         .ok()
@@ -31,7 +50,7 @@ pub(crate) fn machine() -> String {
 }
 
 /// Tasks that were runnable over the last minute, on average.
-pub(crate) fn load_average() -> Option<f64> {
+pub fn load_average() -> Option<f64> {
     let text = fs::read_to_string("/proc/loadavg").ok()?;
     text.split_whitespace().next()?.parse().ok()
 }
@@ -48,8 +67,8 @@ fn parse_cpu_seconds(stat: &str) -> Option<f64> {
     Some((user + kernel) / TICKS_PER_SECOND)
 }
 
-fn parse_peak_rss_kib(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+fn kib_of(status: &str, field: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
@@ -68,5 +87,6 @@ mod tests {
         let pid = std::process::id();
         assert!(cpu_seconds(pid).is_ok());
         assert!(peak_rss_kib(pid).is_ok_and(|kib| kib > 0));
+        assert!(rss_bytes(pid).is_ok_and(|bytes| bytes > 0));
     }
 }

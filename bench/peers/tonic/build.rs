@@ -1,0 +1,13 @@
+//! The service by hand: its messages derive `prost::Message`, so that no `protoc` is needed.
+
+fn main() {
+    let method = tonic_build::manual::Method::builder()
+        .name("echo")
+        .route_name("Echo")
+        .input_type("crate::Message")
+        .output_type("crate::Message")
+        .codec_path("tonic_prost::ProstCodec")
+        .build();
+    let service = tonic_build::manual::Service::builder().name("Echo").package("bench").method(method).build();
+    tonic_build::manual::Builder::new().compile(&[service]);
+}

@@ -1,0 +1,108 @@
+//! tonic with prost, over HTTP/2 without TLS.
+//!
+//! Windows are those that its users set for large messages; with the defaults of 64 KiB (e) would wait
+//! for window updates, and all else is the same.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use bench_kit::harness::{self, Caller, LoadJob, Measured, ServeJob};
+use bench_kit::workload::wait_once;
+use bench_kit::{BoxError, Stack, program};
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Response, Status};
+
+use crate::generated::echo_client::EchoClient;
+use crate::generated::echo_server::{Echo, EchoServer};
+
+const STACKS: &[Stack] = &[Stack {
+    name: "tonic",
+    about: "gRPC, protobuf by prost",
+    serve: |job| Box::pin(serve(job)),
+    load: |job| Box::pin(load(job)),
+}];
+
+const STREAM_WINDOW: u32 = 2 << 20;
+const CONNECTION_WINDOW: u32 = 8 << 20;
+
+fn main() -> ExitCode {
+    program::main(STACKS)
+}
+
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/bench.Echo.rs"));
+}
+
+/// What `protoc` would make of the message.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Message {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    #[prost(bytes = "vec", tag = "3")]
+    pub payload: Vec<u8>,
+}
+
+struct Echoing {
+    waits: bool,
+}
+
+#[tonic::async_trait]
+impl Echo for Echoing {
+    async fn echo(&self, request: Request<Message>) -> Result<Response<Message>, Status> {
+        wait_once(self.waits).await;
+        Ok(Response::new(request.into_inner()))
+    }
+}
+
+async fn serve(job: ServeJob) -> Result<(), BoxError> {
+    let incoming = TcpIncoming::from(harness::listen(&job).await?).with_nodelay(Some(true));
+    let echoing = Echoing { waits: job.workload.waits_once() };
+    Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .add_service(EchoServer::new(echoing))
+        .serve_with_incoming(incoming)
+        .await?;
+    Ok(())
+}
+
+async fn load(job: LoadJob) -> Result<Measured, BoxError> {
+    harness::drive(&job, async || {
+        let channel = Endpoint::from_shared(format!("http://{}", job.addr))?
+            .tcp_nodelay(true)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .connect()
+            .await?;
+        let client = EchoClient::new(channel);
+        let caller = || Calling {
+            client: client.clone(),
+            message: Message { id: 0, name: job.workload.name_field(), payload: job.workload.payload_field() },
+        };
+        Ok((0..job.workload.in_flight).map(|_| caller()).collect())
+    })
+    .await
+}
+
+struct Calling {
+    client: EchoClient<Channel>,
+    message: Message,
+}
+
+impl Caller for Calling {
+    async fn call(&mut self, id: u64) -> Result<(), BoxError> {
+        let mut message = std::mem::take(&mut self.message);
+        let payload_len = message.payload.len();
+        message.id = id;
+        self.message = self.client.echo(message).await?.into_inner();
+        if self.message.id == id && self.message.payload.len() == payload_len {
+            Ok(())
+        } else {
+            Err("the answer is not the request".into())
+        }
+    }
+}
