@@ -314,7 +314,7 @@ async fn a_lost_connection_gives_back_all_but_what_its_blocking_work_has() {
     let (harness, machine) = press(|builder| builder);
     let mut peer = harness.peer_through(1_000);
     peer.shake_hands().await;
-    let large = Req::new(2, method::LARGE, (10_000_u32,)).bytes();
+    let large = Req::new(2, method::LARGE, (40_000_u32,)).bytes();
     peer.send(&[print(1).bytes(), large, Req::new(3, method::GATE, (3_u64,)).bytes()].concat()).await;
     until("one blocks, one waits, one is written", || {
         machine.running() == 1 && harness.probe.running() == 1 && harness.snapshot().buffered_bytes > 0

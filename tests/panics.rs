@@ -260,6 +260,7 @@ async fn every_place_costs_its_call_is_counted_once_and_gives_the_permit_back() 
         assert_cost(mine, step_on(&client, mine).await);
         // A response has left before anybody is told so.
         harness.until("it is counted", |harness| harness.snapshot().panics == before as u64 + 1).await;
+        harness.until_flushed(0).await;
         support::no_call_runs(&harness.handle);
         assert_eq!(client.call::<_, u8>(Method::new("test.Minefield", "quiet"), (9_u8,)).await.unwrap(), 9);
     }

@@ -52,6 +52,7 @@ async fn answers(peer: &mut RawClient, count: u64) -> Vec<(StatusCode, Executed)
 async fn work_that_its_executor_refuses_is_told_and_leaves_nothing_behind() {
     const ROUNDS: u64 = 100_000 / 3 + 1;
     let harness = Harness::with(|builder| builder.service(Quick).max_blocking_calls(2));
+    let harness = harness.plain("what is written at once has to be read at once");
     let mut peer = harness.peer().await;
     for round in 0..ROUNDS {
         // Three in one write are looked at in one turn, and two find room in it.
@@ -252,6 +253,7 @@ async fn arguments_that_do_not_decode_on_the_blocking_pool_leave_nothing_behind(
         peer.send(&Req::new(id, BLOCK, ()).bytes()).await;
         let (status, _) = peer.answer(id).await;
         assert_eq!((status.code(), status.executed()), (StatusCode::InvalidArgument, Executed::Never));
+        harness.until_flushed(0).await;
         no_call_runs(&harness.handle);
     }
     peer.part().await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rpc_codec::{GoAwayReason, encode_pong};
 use sluicegate::{Executed, StatusCode, server::ServerBuilder};
-use support::{Got, Harness, RawClient, Req, method, no_call_runs};
+use support::{Got, Harness, RawClient, Req, method, no_call_runs, shims::Manner};
 use tokio::time::{Instant, sleep, timeout};
 
 const MS: Duration = Duration::from_millis(1);
@@ -53,10 +53,12 @@ async fn a_peer_that_vanished_is_found_in_time_whatever_runs_and_its_permits_are
         assert!(began.elapsed() <= 7_500 * MS, "{:?}", began.elapsed());
         no_call_runs(&harness.handle);
         harness.assert_idle().await;
-        // Had it only been slow, it would find out why.
+        // Had it only been slow, it would find out why, where that could be written at once.
         asked(&mut peer).await;
-        assert_eq!(peer.go_away().await.1, GoAwayReason::Timeout);
-        assert!(matches!(peer.next().await, Got::End));
+        if Manner::of_this_run() == Manner::Plain {
+            assert_eq!(peer.go_away().await.1, GoAwayReason::Timeout);
+            assert!(matches!(peer.next().await, Got::End));
+        }
         assert_eq!(cuts(&harness, "keepalive"), 1);
     }
 }
@@ -168,6 +170,7 @@ async fn silence_does_not_count_while_the_server_does_not_read() {
 #[tokio::test(start_paused = true)]
 async fn a_slow_reader_with_little_to_read_is_not_taken_for_dead() {
     let harness = Harness::with(|builder| keepalive(builder).write_timeout(10 * SECOND));
+    let harness = harness.unless(Manner::Withholding, "what a transport passes on of what it holds shows nowhere");
     let mut peer = harness.peer_through(256);
     peer.shake_hands().await;
     peer.send(&Req::new(1, method::LARGE, (10_000_u32,)).bytes()).await;

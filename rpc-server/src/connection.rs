@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::{Buf, BytesMut};
@@ -90,6 +90,8 @@ pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     pub(crate) write_stalls: Option<Instant>,
     /// Of tasks that begin; made with the first of them.
     pub(crate) prospects: Option<Arc<Prospects>>,
+    /// Since when something has waited for the transport without a break.
+    waits_since: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -147,6 +149,9 @@ pub(crate) enum ReadEnd {
     Full,
 }
 
+/// A transport that wants to be asked again has done what it can by then, unless its peer holds it up.
+const HESITATION: Duration = Duration::from_millis(1);
+
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(crate) fn new(io: T, server: Arc<ServerCore>, info: ConnectionInfo, ready: Arc<Ready>) -> Self {
         let now = clock::now();
@@ -188,6 +193,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             timer: Timer::default(),
             write_stalls: None,
             prospects: None,
+            waits_since: None,
             server,
         }
     }
@@ -309,16 +315,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 server.gauges.panics.fetch_add(1, Ordering::Relaxed);
             }
         });
-        if flushed.is_pending() || self.write_stalls.is_some() {
-            // A peer that has something to take lives if it takes some. A PING would stand behind it.
+        // A peer that has something to take lives if it takes some; a PING would stand behind it. But
+        // a transport may hesitate without any peer, at every PING: that is no sign of life.
+        if self.waits_since.is_some_and(|since| now.saturating_duration_since(since) >= HESITATION) {
             self.life.hear(now);
         }
         if let Poll::Ready(result) = flushed {
-            self.write_stalls = None;
+            (self.write_stalls, self.waits_since) = (None, None);
             return result.map_err(Broken::Lost);
         }
         if self.write_stalls.is_none() || writer.sent() > before {
+            // Read anew: services may have taken their time in this turn, and that is not the peer's.
+            let now = clock::now();
             self.write_stalls = now.checked_add(server.config.write_timeout);
+            self.waits_since.get_or_insert(now);
         }
         Ok(())
     }

@@ -61,8 +61,8 @@ impl Life {
         }
     }
 
-    /// Notes that bytes came, or went after they had to wait, or wait. Whatever they are, somebody is
-    /// there, or is found not to be by the timeout of writes.
+    /// Notes that bytes came, or went after they had to wait for a while, or wait. Whatever they are,
+    /// somebody is there, or is found not to be by the timeout of writes.
     pub(crate) fn hear(&mut self, now: Instant) {
         self.heard = self.heard.max(now);
         self.asked = None;
