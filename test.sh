@@ -14,14 +14,18 @@ export PATH="$tools/bin:$PATH"
 step "format"
 cargo fmt --all --check
 
+# Every feature of ours, by name: `--all-features` would build what `bench` compares us with as well.
+features=$(sed -n '/^\[features\]/,/^$/s/^\([a-z-]*\) = .*/sluicegate\/\1/p' Cargo.toml | paste -sd,)
+everything=(--workspace --features "$features" --locked)
+
 step "lints"
-cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+cargo clippy "${everything[@]}" --all-targets -- -D warnings
 cargo clippy --package sluicegate --no-default-features --locked -- -D warnings
 cargo clippy --package sluicegate --no-default-features --features client --locked -- -D warnings
 cargo clippy --package sluicegate --no-default-features --features server --locked -- -D warnings
 
 step "documentation"
-RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
+RUSTDOCFLAGS="-D warnings" cargo doc "${everything[@]}" --no-deps --quiet
 
 step "packages in the core tree"
 packages=$(cargo tree --package sluicegate --edges normal --prefix none --locked | sed 's/ (\*)$//' | sort -u | wc -l)
@@ -29,7 +33,15 @@ echo "$packages packages, at most 65"
 [ "$packages" -le 65 ]
 
 step "tests"
-cargo test --workspace --all-features --locked
+cargo test "${everything[@]}"
+
+# Those whose transports come from tests/support.
+over_transports=$(grep -lE '^mod (support|shims);' tests/*.rs | sed 's|tests/\(.*\)\.rs|--test=\1|')
+for manner in one-byte reluctant withholding; do
+    step "tests over transports that are $manner"
+    # shellcheck disable=SC2086 # one argument for each test
+    SLUICEGATE_TEST_IO=$manner cargo test "${everything[@]}" --quiet $over_transports
+done
 
 if [ "$quick" != quick ]; then
     step "model checker: limits under every interleaving"
@@ -44,7 +56,9 @@ if [ "$quick" != quick ]; then
 
     step "policy: licences, bans, sources"
     if ! cargo deny --version >/dev/null 2>&1; then
-        cargo install cargo-deny --version '^0.20' --locked --quiet --root "$tools"
+        # It runs once: to optimise it would take longer than it saves.
+        CARGO_PROFILE_DEV_DEBUG=none \
+            cargo install cargo-deny --version '^0.20' --locked --debug --quiet --root "$tools"
     fi
     cargo deny --all-features check bans licenses sources
 

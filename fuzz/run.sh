@@ -88,26 +88,47 @@ edges() {
     sed -n 's/.*INITED cov: \([0-9]*\).*/\1/p' "$work/$1.log"
 }
 
-failed=0
-for target in "${targets[@]}"; do
-    corpus=fuzz/corpus/$target
-    found=$work/found/$target
-    mkdir -p "$found"
-    if [ $mode = minimise ]; then
-        rm -rf "$work/small" && mkdir "$work/small"
-        # An edge counts once, however often it is taken: a tenth of the files for the same edges.
-        fuzzer "$target" -set_cover_merge=1 -use_counters=0 "$work/small" "$corpus" "$found"
-        rm -rf "$corpus" "$found" && mkdir "$corpus"
-        cp "$work"/small/* "$corpus"
-        printf '%-18s %4d inputs\n' "$target" "$(ls "$corpus" | wc -l)"
-        continue
-    fi
-    from_corpus=$(edges "$target" "$corpus") || { failed=1; continue; }
-    fuzzer "$target" -max_total_time="$seconds" -print_final_stats=1 "$found" "$corpus" || { failed=1; continue; }
+# minimise <target>: puts what runs found into the corpus, and makes it small.
+minimise() {
+    local target=$1 corpus=fuzz/corpus/$1 found=$work/found/$1
+    rm -rf "$work/small" && mkdir "$work/small"
+    # An edge counts once, however often it is taken: a tenth of the files for the same edges.
+    fuzzer "$target" -set_cover_merge=1 -use_counters=0 "$work/small" "$corpus" "$found"
+    rm -rf "$corpus" "$found" && mkdir "$corpus"
+    cp "$work"/small/* "$corpus"
+    printf '%-18s %4d inputs\n' "$target" "$(ls "$corpus" | wc -l)"
+}
+
+# run <target>: from the corpus, for the time asked for.
+run() {
+    local target=$1 corpus=fuzz/corpus/$1 found=$work/found/$1 from_corpus runs memory reached
+    from_corpus=$(edges "$target" "$corpus") || return 1
+    fuzzer "$target" -max_total_time="$seconds" -print_final_stats=1 "$found" "$corpus" || return 1
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$work/$target.log")
     memory=$(sed -n 's/^stat::peak_rss_mb: *//p' "$work/$target.log")
     reached=$(sed -n 's/.*cov: \([0-9]*\).*/\1/p' "$work/$target.log" | tail -n 1)
     printf '%-18s corpus: %4d inputs, %5d edges; run: %5d edges, %9d inputs, %3d MiB\n' \
         "$target" "$(ls "$corpus" | wc -l)" "$from_corpus" "$reached" "$runs" "$memory"
+}
+
+failed=0
+running=0
+for target in "${targets[@]}"; do
+    mkdir -p "$work/found/$target"
+    if [ $mode = minimise ]; then
+        minimise "$target"
+        continue
+    fi
+    # A target takes one core; two at a time suit the smallest machine that runs this.
+    if [ $running -eq 2 ]; then
+        wait -n || failed=1
+        running=1
+    fi
+    run "$target" &
+    running=$((running + 1))
+done
+while [ $running -gt 0 ]; do
+    wait -n || failed=1
+    running=$((running - 1))
 done
 exit $failed
