@@ -84,12 +84,14 @@ async fn connections_aborted_at_any_byte_cost_no_permit_and_give_none_away() {
         abort_many(&besiegers, &server, WAVE, u64::MAX, &mut net).await;
     }
     server.until_idle().await;
+    server.trim().await;
     let (warm, mut slowest) = (server.memory(), Duration::ZERO);
     for seed in 0..seeds {
         for _ in 0..waves {
             abort_many(&besiegers, &server, WAVE, seed, &mut net).await;
         }
         slowest = slowest.max(server.until_idle().await);
+        server.trim().await;
         println!("    memory after seed {seed}: {:.1} MiB, warm {warm:.1} MiB", server.memory());
     }
     figure("from the last close until idle", slowest.as_secs_f64(), "s", 1.0);
