@@ -2,7 +2,7 @@
 # Builds and tests everything; fails on any warning. Installs the tools it needs into target/tools.
 #
 #   ./test.sh          all of it
-#   ./test.sh quick    formatting, lints and tests, without the model checker, the policy and fuzzing
+#   ./test.sh quick    formatting, lints and tests, without unkind transports, the model checker, the policy and fuzzing
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -35,15 +35,15 @@ echo "$packages packages, at most 65"
 step "tests"
 cargo test "${everything[@]}"
 
-# Those whose transports come from tests/support.
-over_transports=$(grep -lE '^mod (support|shims);' tests/*.rs | sed 's|tests/\(.*\)\.rs|--test=\1|')
-for manner in one-byte reluctant withholding; do
-    step "tests over transports that are $manner"
-    # shellcheck disable=SC2086 # one argument for each test
-    SLUICEGATE_TEST_IO=$manner cargo test "${everything[@]}" --quiet $over_transports
-done
-
 if [ "$quick" != quick ]; then
+    # Those whose transports come from tests/support.
+    over_transports=$(grep -lE '^mod (support|shims);' tests/*.rs | sed 's|tests/\(.*\)\.rs|--test=\1|')
+    for manner in one-byte reluctant withholding; do
+        step "tests over transports that are $manner"
+        # shellcheck disable=SC2086 # one argument for each test
+        SLUICEGATE_TEST_IO=$manner cargo test "${everything[@]}" --quiet $over_transports
+    done
+
     step "model checker: limits under every interleaving"
     RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 CARGO_TARGET_DIR=target/loom \
         cargo test --package rpc-core --release --locked --test limit_loom

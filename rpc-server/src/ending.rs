@@ -126,9 +126,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Goes on to the next state when it is time. `true` when the connection is gone.
     pub(crate) fn step_state(&mut self, cx: &mut TaskContext<'_>, now: Instant) -> Result<bool, Broken> {
-        if self.write_stalls.is_some_and(|stalls| stalls <= now) {
-            self.server.gauges.cuts.count(Cut::Write);
-            return Err(Broken::Lost(io::Error::new(io::ErrorKind::TimedOut, "the peer takes no bytes")));
+        if let Some(stalls) = self.write_stalls.filter(|stalls| *stalls <= now) {
+            let late = now.saturating_duration_since(stalls);
+            if late < PUNCTUAL {
+                self.server.gauges.cuts.count(Cut::Write);
+                return Err(Broken::Lost(io::Error::new(io::ErrorKind::TimedOut, "the peer takes no bytes")));
+            }
+            // It was us who were busy, and did not offer it anything meanwhile.
+            self.write_stalls = now.checked_add(late.min(LAST_CHANCE));
         }
         loop {
             match &mut self.state {
@@ -254,5 +259,9 @@ pub(crate) const CLOSE_WHEN_BROKEN: Duration = Duration::from_secs(1);
 /// What calls are told that a shutdown cuts off.
 const SHUTTING_DOWN: &str = "the server is shutting down";
 const CLOSE_WHEN_STOPPING: Duration = Duration::from_secs(1);
+/// What is looked at within so much of its time was not held up by us.
+const PUNCTUAL: Duration = Duration::from_millis(10);
+/// What a peer gets at most for the time in which we were busy.
+const LAST_CHANCE: Duration = Duration::from_secs(1);
 const LINGER_TIME: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 256 * 1024;
