@@ -36,13 +36,25 @@ step "tests"
 cargo test "${everything[@]}"
 
 if [ "$quick" != quick ]; then
-    # Those whose transports come from tests/support.
-    over_transports=$(grep -lE '^mod (support|shims);' tests/*.rs | sed 's|tests/\(.*\)\.rs|--test=\1|')
-    for manner in one-byte reluctant withholding; do
-        step "tests over transports that are $manner"
+    step "tests over transports that take a byte at a time, that are reluctant, and that hold back"
+    # Those whose transports come from tests/support; sieges have sockets.
+    over_transports=$(grep -lE '^mod (support|shims);' tests/*.rs | grep -v siege | sed 's|tests/\(.*\)\.rs|--test=\1|')
+    # over <manner>: silent unless it fails.
+    over() {
+        local log=target/over-$1.log
         # shellcheck disable=SC2086 # one argument for each test
-        SLUICEGATE_TEST_IO=$manner cargo test "${everything[@]}" --quiet $over_transports
-    done
+        SLUICEGATE_TEST_IO=$1 cargo test "${everything[@]}" --no-fail-fast $over_transports >"$log" 2>&1 || {
+            grep -E -B 40 '^(test .* FAILED|error)' "$log" >&2
+            echo "$1: FAILED, see $log" >&2
+            return 1
+        }
+        echo "$1: $(grep -c '^test .* ok$' "$log") passed"
+    }
+    # Each waits for itself most of the time.
+    over one-byte & pids=$!
+    over reluctant & pids+=" $!"
+    over withholding & pids+=" $!"
+    for pid in $pids; do wait "$pid"; done
 
     step "model checker: limits under every interleaving"
     RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 CARGO_TARGET_DIR=target/loom \
