@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures::poll;
 use rpc_codec::PART_LEN;
 use sluicegate::{Bytes, Executed};
 use support::{
@@ -16,6 +17,9 @@ use support::{
     bodies::{KIB, MIB, connected, is_alive, serve, wire},
     method,
     parts::{opening, part, response_opening, response_part, untouched},
+    raw::{Got, hello_with},
+    scripted::scripted_with,
+    shims::Manner,
 };
 use tokio::{task::yield_now, time::sleep};
 
@@ -130,4 +134,36 @@ async fn peers_that_never_read_hold_little_and_are_cut() {
     is_alive(&mut polite, 2).await;
     drop((polite, peers));
     harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_queued_calls_were_all_given_up_does_not_keep_the_queue() {
+    let manner = Manner::unless(Manner::Withholding, "it takes everything");
+    let (builder, mut servers) = scripted_with(manner, 256);
+    let client = builder.build();
+    let first = tokio::spawn(client.call::<_, u64>(method::GATE, (0_u64,)));
+    let mut server = servers.recv().await.unwrap();
+    assert!(matches!(server.peer.next().await, Got::Hello(_)));
+    server.peer.send(&hello_with(|hello| (hello.advised_calls, hello.max_message) = (10_000, 1024 * 1024))).await;
+    let (id, _) = server.request().await;
+    server.reply(id, 0_u64).await;
+    first.await.unwrap().unwrap();
+    let before = LIVE.get();
+    // The first begins to leave; the others wait behind it.
+    let begun = tokio::spawn(client.call::<_, String>(method::ECHO, ("x".repeat(1_000),)));
+    sleep(SECOND).await;
+    let mut calls = Vec::new();
+    for _ in 0..30 {
+        let mut call = client.call::<_, String>(method::ECHO, ("x".repeat(30_000),));
+        assert!(poll!(&mut call).is_pending());
+        calls.push(call);
+    }
+    drop(calls);
+    sleep(SECOND).await;
+    let (id, _) = server.request().await;
+    server.reply(id, "an answer".to_owned()).await;
+    begun.await.unwrap().unwrap();
+    sleep(SECOND).await;
+    let kept = LIVE.get() - before;
+    assert!(kept < 300_000, "{kept} bytes are kept");
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use sluicegate::{Status, client::Method};
-use support::{Harness, RawClient, Req, no_call_runs, shims::Manner};
-use tokio::time::sleep;
+use support::{Got, Harness, RawClient, Req, no_call_runs, raw::hello, shims::Manner};
+use tokio::{task::yield_now, time::sleep};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MARK: usize = 100_000;
@@ -23,6 +23,10 @@ trait Tasks {
     /// Replies so many bytes after a second.
     #[rpc(spawn)]
     async fn late(&self, len: u32) -> String;
+
+    /// Replies so many bytes when it is polled again.
+    #[rpc(spawn)]
+    async fn soon(&self, len: u32) -> String;
 
     /// Never ends by itself.
     #[rpc(spawn)]
@@ -42,6 +46,11 @@ impl Tasks for Service {
         "x".repeat(len as usize)
     }
 
+    async fn soon(&self, len: u32) -> String {
+        yield_now().await;
+        "x".repeat(len as usize)
+    }
+
     async fn never(&self) -> Result<String, Status> {
         std::future::pending().await
     }
@@ -49,6 +58,7 @@ impl Tasks for Service {
 
 const LARGE: Method = Method::new("test.Tasks", "large");
 const LATE: Method = Method::new("test.Tasks", "late");
+const SOON: Method = Method::new("test.Tasks", "soon");
 
 fn stingy_server() -> Harness {
     Harness::with(|builder| builder.write_high_water(MARK).service(TasksServer::new(Service)))
@@ -128,4 +138,22 @@ async fn a_task_that_is_cancelled_before_it_has_begun_makes_room_again() {
     assert_eq!(tasks.large(REPLY).await.unwrap().len(), REPLY as usize);
     drop(tasks);
     harness.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn frames_that_wait_for_tasks_to_begin_are_all_handled_however_the_threads_meet() {
+    const LEN: u32 = 400;
+    const ROUNDS: usize = 1_000;
+    // A few tasks reach the mark, and other threads take them below it at any moment.
+    let harness = Harness::with(|builder| builder.write_high_water(1_000).service(TasksServer::new(Service)));
+    let harness = harness.plain("what is read at once has to be more than is begun at once");
+    for round in 0..ROUNDS {
+        let mut peer = harness.silent_peer();
+        let requests = (1..=CALLS).flat_map(|id| Req::new(id, SOON, (LEN,)).bytes());
+        peer.send(&hello().into_iter().chain(requests).collect::<Vec<_>>()).await;
+        peer.leave().await;
+        let rest = peer.peer.rest().await;
+        let replies = rest.iter().filter(|got| matches!(got, Got::Response { .. })).count();
+        assert_eq!(replies as u64, CALLS, "round {round}");
+    }
 }

@@ -258,10 +258,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         if !self.writing.is_empty() {
             self.writing.clear();
             self.sent = 0;
-            if self.writing.capacity() > MAX_KEPT_LEN {
-                self.writing = Vec::new();
-            }
             note_len(&self.connection.unwritten, 0);
+        }
+        // Also where all of it was taken back.
+        if self.writing.capacity() > MAX_KEPT_LEN {
+            self.writing = Vec::new();
         }
         let io = &mut self.io;
         match poll_io(cx, |cx| Pin::new(&mut *io).poll_flush(cx)) {

@@ -61,6 +61,11 @@ impl Batch {
         }
     }
 
+    /// Ends it before its bounds do.
+    pub(crate) fn end(&mut self) {
+        self.over = true;
+    }
+
     pub(crate) fn is_over(&self) -> bool {
         self.over
     }

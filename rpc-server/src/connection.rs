@@ -393,9 +393,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.is_above_mark()
     }
 
-    /// Whether to take on no more in this turn.
-    fn has_enough(&self) -> bool {
-        self.batch.is_full() || self.is_above_mark()
+    /// Whether to take on no more in this turn. That stays so until it ends: other threads may get us below
+    /// the mark at any moment, and what was left because of it would look like half a frame.
+    fn has_enough(&mut self) -> bool {
+        if self.is_above_mark() {
+            self.batch.end();
+        }
+        self.batch.is_full()
     }
 
     fn read_once(&mut self, buffer: &mut [u8], cx: &mut TaskContext<'_>) -> Result<Option<usize>, Broken> {

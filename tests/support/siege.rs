@@ -456,9 +456,6 @@ impl Polite {
     /// How long calls take while `siege` goes on.
     pub(crate) async fn beside<T>(&self, siege: impl Future<Output = T>) -> (T, Latency) {
         self.times().reset();
-        if env::var("SLOWP").is_ok() {
-            eprintln!("siege begins {:?}", T0.get_or_init(Instant::now).elapsed());
-        }
         let result = siege.await;
         (result, Latency::of(&self.times()))
     }
@@ -480,7 +477,6 @@ impl Drop for Polite {
     }
 }
 
-static T0: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
 async fn call_politely(client: &Client, times: &Mutex<Histogram<u64>>, over: &AtomicBool) {
     const PACE: Duration = Duration::from_millis(1);
     let mut ticks = interval(PACE);
@@ -491,9 +487,6 @@ async fn call_politely(client: &Client, times: &Mutex<Histogram<u64>>, over: &At
         let call = client.call::<_, String>(method::ECHO, ("polite".to_owned(),)).timeout(PATIENCE);
         assert_eq!(call.await.expect("a polite call fails"), "polite");
         let took = began.elapsed().as_micros() as u64;
-        if env::var("SLOWP").is_ok() && took > 800 {
-            eprintln!("slow {:?} {took}", T0.get_or_init(Instant::now).elapsed());
-        }
         // Counts the calls, too, that would have been made meanwhile.
         let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
         times.record_correct(took, PACE.as_micros() as u64).expect("it has no upper end");
