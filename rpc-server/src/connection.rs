@@ -287,7 +287,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         self.look_after(now, &read)?;
         self.flush(cx, now)?;
-        if self.is_above_mark() {
+        let paused = self.is_above_mark();
+        if paused {
             self.life.pause(now);
             self.writer.slim();
         }
@@ -296,7 +297,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         let due = self.timer.poll(cx, now, self.next_due());
         // Above the mark only the peer's reading gets us on, or what tasks come to, and either wakes us.
-        let more = matches!(read, ReadEnd::Full) && !self.stays_above_mark();
+        let more = (paused || matches!(read, ReadEnd::Full)) && !self.stays_above_mark();
         Ok(if due || more { Turn::Again } else { Turn::Wait })
     }
 

@@ -63,7 +63,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             }
             return;
         }
-        let (began, written) = (self.batch.poll_begins(), writer.out.len());
+        let (began, len_before) = (self.batch.poll_begins(), writer.out.len());
         match place.start(starting, &mut Outbox { out: &mut writer.out, bounds: *bounds }) {
             Started::Ended(Ended { outcome, permit, panicked }) => {
                 self.service_ended(id, method, outcome, permit, panicked);
@@ -75,8 +75,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if let Some(began) = began
             && self.note_poll(method, began)
         {
-            // It may soon be in tasks.
-            self.server.methods.get(method).info.note_reply(self.writer.out.len().saturating_sub(written));
+            // It may soon be in tasks. Without a reply yet, this one tells nothing.
+            let reply = self.writer.out.len().saturating_sub(len_before);
+            if reply > 0 {
+                self.server.methods.get(method).info.note_reply(reply);
+            }
         }
     }
 

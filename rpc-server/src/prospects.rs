@@ -1,13 +1,13 @@
 //! What tasks that were spawned a moment ago will want written, counted before it is there.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
-};
+use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
-use crate::ready::Ready;
+use crate::{
+    ready::Ready,
+    sync::{AtomicBool, AtomicUsize, Ordering},
+};
 
 /// The replies that are to be expected of one connection's tasks that have not come to anything yet.
 ///

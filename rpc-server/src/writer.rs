@@ -126,7 +126,8 @@ impl Writer {
     /// Gives back what the buffer has in excess, if that is much. For when the peer takes nothing for
     /// now: what is kept for it is then what it is owed.
     pub(crate) fn slim(&mut self) {
-        if self.out.capacity() - self.writable() > COMPACT_ABOVE {
+        // An empty one is the thread's.
+        if self.writable() > 0 && self.out.capacity() - self.writable() > COMPACT_ABOVE {
             self.base += self.sent as u64;
             self.out.drain(..self.sent);
             self.sent = 0;
