@@ -51,7 +51,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if server.config.spawn_calls || registered.info.is_spawned() {
             let mark = server.config.write_high_water;
             let prospects = self.prospects.get_or_insert_with(|| Prospects::new(ready, mark));
-            match place.spawn(starting, prospects.expect(registered.info.usual_reply())) {
+            match place.spawn(starting, prospects.count(registered.info.usual_reply())) {
                 Ok(task) => {
                     let abort = tasks.spawn(task.future);
                     let place = Place::Task { abort, context: task.context };

@@ -47,7 +47,7 @@ impl Prospects {
     }
 
     /// Counts a task that will reply so many bytes.
-    pub(crate) fn expect(self: &Arc<Self>, bytes: usize) -> Prospect {
+    pub(crate) fn count(self: &Arc<Self>, bytes: usize) -> Prospect {
         let bytes = bytes.min(self.most);
         self.bytes.fetch_add(bytes, Ordering::SeqCst);
         Prospect { all: Arc::clone(self), bytes }
@@ -91,10 +91,10 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn as_many_tasks_as_there_are_threads_fit_under_the_mark_and_small_ones_by_the_dozen() {
         let prospects = Prospects::new(&Arc::default(), 1_000);
-        let large: Vec<_> = (0..4).map(|_| prospects.expect(1 << 20)).collect();
+        let large: Vec<_> = (0..4).map(|_| prospects.count(1 << 20)).collect();
         assert_eq!(prospects.bytes(), 1_000);
         drop(large);
-        let small: Vec<_> = (0..64).map(|_| prospects.expect(10)).collect();
+        let small: Vec<_> = (0..64).map(|_| prospects.count(10)).collect();
         assert_eq!(prospects.bytes(), 640);
         drop(small);
         assert_eq!(prospects.bytes(), 0);
@@ -105,7 +105,7 @@ mod tests {
         let (woken, ready) = (Arc::new(Counted::default()), Arc::new(Ready::default()));
         ready.take(&Waker::from(Arc::clone(&woken)), &mut Vec::new());
         let prospects = Prospects::new(&ready, 1_000);
-        let mut expected: Vec<_> = (0..3).map(|_| prospects.expect(100)).collect();
+        let mut expected: Vec<_> = (0..3).map(|_| prospects.count(100)).collect();
         expected.pop();
         assert_eq!(woken.0.load(Ordering::SeqCst), 0, "nobody waits");
         prospects.tell_when_less();
