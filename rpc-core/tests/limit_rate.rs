@@ -77,23 +77,29 @@ fn eight_threads_admit_the_configured_rate_and_no_more() {
 
 #[test]
 fn heavy_calls_from_many_threads_stay_within_the_quota() {
+    const ROUNDS: u64 = 360;
     let limit = RateLimit::new("test", Rate::per(1_200, Duration::from_secs(60)).burst(40)).unwrap();
-    let (admitted, minute) = (AtomicU32::new(0), AtomicU64::new(0));
+    let (admitted, round_ends) = (AtomicU32::new(0), Barrier::new(4));
     thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                loop {
-                    let ms = minute.fetch_add(10, Ordering::Relaxed);
-                    if ms > 180_000 {
-                        break;
+        for thread in 0..4 {
+            let (limit, admitted, round_ends) = (&limit, &admitted, &round_ends);
+            scope.spawn(move || {
+                // Three minutes in rounds of half a second: a thread that the kernel puts aside must
+                // not return with a clock so old that the limit takes it for one that was set back.
+                for round in 0..ROUNDS {
+                    for step in 0..50 {
+                        let ms = round * 500 + step * 10 + thread;
+                        let passed = limit.try_acquire(10, Ticks::new(ms * 16_000_000)).is_ok();
+                        admitted.fetch_add(if passed { 10 } else { 0 }, Ordering::Relaxed);
                     }
-                    let passed = limit.try_acquire(10, Ticks::new(ms * 16_000_000)).is_ok();
-                    admitted.fetch_add(if passed { 10 } else { 0 }, Ordering::Relaxed);
+                    round_ends.wait();
                 }
             });
         }
     });
-    assert!((3_500..=3_640).contains(&admitted.load(Ordering::Relaxed)), "{admitted:?}");
+    let admitted = admitted.into_inner();
+    assert!((3_500..=3_640).contains(&admitted), "{admitted}");
+    assert_eq!(limit.healed(), 0);
 }
 
 #[test]
