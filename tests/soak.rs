@@ -19,7 +19,7 @@ use std::{
 use sluicegate::{CallError, Client, StatusCode, client::Method};
 use support::{
     Harness, Req, assert_idle_soon, method,
-    probe::PANIC_TEXT,
+    probe::silence_wanted_panics,
     raw::hello,
     shims::{Manner, Random},
 };
@@ -58,7 +58,7 @@ impl Outcomes {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn whatever_happens_every_call_ends_and_nothing_is_left() {
-    silence_expected_panics();
+    silence_wanted_panics();
     let seconds = env::var("SLUICEGATE_SOAK_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(2);
     let harness = Harness::with(|builder| {
         // Too few connections for all, too: now and then a client is turned away.
@@ -219,16 +219,6 @@ async fn until_no_call_is_out(client: &Client) {
         }
     };
     timeout(FOR_EVER, settled).await.expect("a call of a client has not ended");
-}
-
-/// Keeps the panics of the service out of the output.
-fn silence_expected_panics() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        if !panic.to_string().contains(PANIC_TEXT) {
-            usual(panic);
-        }
-    }));
 }
 
 /// A socket that is lost when so many bytes have been read from it.

@@ -1,21 +1,27 @@
 //! A service whose methods show one behaviour each, and counters that watch them.
 
 use std::{
-    pin::Pin,
+    panic,
+    pin::{Pin, pin},
     sync::{
-        Arc, OnceLock,
+        Arc, Once, OnceLock,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     task::{self, Poll},
     time::Duration,
 };
 
+use futures::poll;
 use serde::{Serialize, Serializer};
 use sluicegate::{
     Bytes, Client, Context, Status,
     server::{MethodOptions, Service, ServiceMethods},
 };
-use tokio::{sync::watch, task::yield_now, time::sleep};
+use tokio::{
+    sync::watch,
+    task::yield_now,
+    time::{advance, sleep},
+};
 
 /// The methods of [`Probe`] as a client names them.
 pub(crate) mod method {
@@ -33,7 +39,7 @@ pub(crate) mod method {
         GATE "gate", GATE_SPAWNED "gate_spawned",
         NONCE "nonce", NONCE_SPAWNED "nonce_spawned",
         BUDGET "budget",
-        SPIN "spin",
+        SPIN "spin", BLOCK "block",
         FAIL "fail", FAIL_SPAWNED "fail_spawned",
         PANIC_AT_ONCE "panic_at_once", PANIC_AT_ONCE_SPAWNED "panic_at_once_spawned",
         PANIC_INLINE "panic_inline", PANIC_INLINE_SPAWNED "panic_inline_spawned",
@@ -58,6 +64,20 @@ pub(crate) const SERVICE: &str = "test.Probe";
 
 /// What a panicking method says. No peer may ever see it.
 pub(crate) const PANIC_TEXT: &str = "secret of the service";
+
+/// Keeps the panics that tests want out of the output: those that say [`PANIC_TEXT`], and those that
+/// throw no text.
+pub(crate) fn silence_wanted_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let told = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if info.payload_as_str().is_some_and(|text| !text.contains(PANIC_TEXT)) {
+                told(info);
+            }
+        }));
+    });
+}
 
 /// What `context` and `nested` tell: time left in milliseconds, trace id, metadata `tenant`, and
 /// whether [`Context::current`] was the call's own.
@@ -269,6 +289,14 @@ impl Probe {
         Ok(())
     }
 
+    /// Keeps its thread for so many milliseconds of virtual time.
+    async fn block(self, _: Context, (ms,): (u64,)) -> Result<(), Status> {
+        let running = self.run();
+        let _ = poll!(pin!(advance(Duration::from_millis(ms))));
+        running.finish();
+        Ok(())
+    }
+
     /// Fails with a status of its own.
     async fn fail(self, _: Context, (what,): (String,)) -> Result<(), Status> {
         self.run().finish();
@@ -382,9 +410,11 @@ impl Service for Probe {
         }
         both!(echo sleep gate nonce fail panic_inline panic_later panic_when_cancelled);
         both!(panic_in_serialize bad_serialize large context hold hold_and_wait watched nested);
-        let (spinner, budgeted) = (self.clone(), self.clone());
+        let (spinner, blocker, budgeted) = (self.clone(), self.clone(), self.clone());
         let spin = move |context: &Context, args| spinner.clone().spin(context.clone(), args);
         methods.unary("spin", MethodOptions::default(), spin);
+        let block = move |context: &Context, args| blocker.clone().block(context.clone(), args);
+        methods.unary("block", MethodOptions::default(), block);
         let budget = move |context: &Context, args| budgeted.clone().budget(context.clone(), args);
         methods.unary("budget", MethodOptions::default(), budget);
         for (suffix, spawn) in [("", false), ("_spawned", true)] {

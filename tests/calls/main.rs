@@ -1,0 +1,27 @@
+//! A call from its first byte to its one outcome, against a server in memory or on a socket.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod age;
+mod blocking;
+mod bodies_budget;
+mod bodies_drain;
+mod bodies_interleaved;
+mod bodies_permits;
+mod bodies_round_trips;
+mod bodies_rules;
+mod bodies_slow;
+mod bodies_waiting;
+mod computing;
+mod context;
+mod demotion;
+mod ends;
+mod exits;
+mod limit_changes;
+mod limit_load;
+mod limit_refusals;
+mod panic_answers;
+mod panics;
+mod refused;
+mod tasks;

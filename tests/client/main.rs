@@ -1,0 +1,18 @@
+//! The client: connections that come and go, servers that misbehave, calls that are given up.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bounds;
+mod calls;
+mod cancel;
+mod connects;
+mod downloads;
+mod ends;
+mod greeting;
+mod hostile;
+mod keepalive;
+mod ready;
+mod reconnect;
+mod uploads;
+mod withdraws;

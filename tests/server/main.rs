@@ -1,0 +1,20 @@
+//! The server: how it accepts, reads, bounds, and leaves, whatever its peers do.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod accepting;
+mod backpressure;
+mod burst;
+mod clock;
+mod closing;
+mod drain;
+mod drain_backlog;
+mod floods;
+mod handler_panics;
+mod handlers;
+mod hesitation;
+mod io_faults;
+mod keepalive;
+mod protocol;
+mod timeouts;
