@@ -37,7 +37,11 @@ impl Prospects {
     /// However long replies are, as many tasks as the runtime has threads fit under the mark: what
     /// computes has all of them, and no more would help it.
     pub(crate) fn new(ready: &Arc<Ready>, mark: usize) -> Arc<Self> {
-        let threads = Handle::current().metrics().num_workers().max(1);
+        Self::of_threads(ready, mark, Handle::current().metrics().num_workers().max(1))
+    }
+
+    /// As `new`, in a runtime of so many threads.
+    pub(crate) fn of_threads(ready: &Arc<Ready>, mark: usize, threads: usize) -> Arc<Self> {
         Arc::new(Self {
             bytes: AtomicUsize::new(0),
             awaited: AtomicBool::new(false),

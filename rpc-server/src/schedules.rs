@@ -18,7 +18,10 @@ use shuttle::{
     thread,
 };
 
-use crate::ready::{Key, Ready, SlotWaker};
+use crate::{
+    prospects::Prospects,
+    ready::{Key, Ready, SlotWaker},
+};
 
 const CALLS: usize = 3;
 /// So often each call is pending before it is ready.
@@ -118,6 +121,29 @@ fn a_connection_that_is_told_to_look_around_does() {
             if draining.load(Ordering::SeqCst) { Poll::Ready(()) } else { Poll::Pending }
         }));
         telling.join().unwrap();
+    });
+}
+
+/// As `Connection::turn` does it: a look, and when it stays above the mark, to be told and another look.
+#[test]
+fn a_connection_that_waits_for_tasks_to_come_to_something_is_woken_by_one_of_them() {
+    const MARK: usize = 100;
+    under_schedules(|| {
+        let ready = Arc::new(Ready::default());
+        let prospects = Prospects::of_threads(&ready, MARK, 1);
+        let tasks: Vec<_> = (0..CALLS)
+            .map(|_| prospects.count(MARK / 2))
+            .map(|prospect| thread::spawn(move || drop(prospect)))
+            .collect();
+        let mut keys = Vec::new();
+        block_on(std::future::poll_fn(|cx| {
+            ready.take(cx.waker(), &mut keys);
+            if prospects.bytes() > 0 {
+                prospects.tell_when_less();
+            }
+            if prospects.bytes() == 0 { Poll::Ready(()) } else { Poll::Pending }
+        }));
+        tasks.into_iter().for_each(|task| task.join().unwrap());
     });
 }
 

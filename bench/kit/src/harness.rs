@@ -54,6 +54,12 @@ pub trait LocalCaller: 'static {
     async fn call(&mut self, id: u64) -> Result<(), BoxError>;
 }
 
+impl<C: Caller> LocalCaller for C {
+    async fn call(&mut self, id: u64) -> Result<(), BoxError> {
+        Caller::call(self, id).await
+    }
+}
+
 /// What the client saw within the window; the client process prints it as JSON.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Measured {
@@ -94,23 +100,15 @@ pub async fn drive<C: Caller>(
     job: &LoadJob,
     connect: impl AsyncFn() -> Result<Vec<C>, BoxError>,
 ) -> Result<Measured, BoxError> {
-    if job.workload.kind == Kind::Idle {
-        return have_idle(job, async |id| {
-            let mut callers = connect().await?;
-            callers.first_mut().ok_or(NO_CALLER)?.call(id).await?;
-            Ok(callers)
-        })
-        .await;
-    }
-    let mut callers = Vec::new();
-    for _ in 0..job.workload.connections {
-        callers.extend(connect().await?);
-    }
+    let callers = match begin(job, connect).await? {
+        Begun::Callers(callers) => callers,
+        Begun::Measured(measured) => return Ok(measured),
+    };
     measure(job, callers.into_iter().enumerate(), |(index, mut caller), meter| async move {
         let mut id = first_id(index);
         loop {
             let sent = Instant::now();
-            caller.call(id).await?;
+            Caller::call(&mut caller, id).await?;
             if meter.record(sent, Instant::now()) == Next::Stop {
                 return Ok(());
             }
@@ -129,18 +127,10 @@ pub async fn drive_local<C: LocalCaller>(
     job: &LoadJob,
     connect: impl AsyncFn() -> Result<Vec<C>, BoxError>,
 ) -> Result<Measured, BoxError> {
-    if job.workload.kind == Kind::Idle {
-        return have_idle(job, async |id| {
-            let mut callers = connect().await?;
-            callers.first_mut().ok_or(NO_CALLER)?.call(id).await?;
-            Ok(callers)
-        })
-        .await;
-    }
-    let mut callers = Vec::new();
-    for _ in 0..job.workload.connections {
-        callers.extend(connect().await?);
-    }
+    let callers = match begin(job, connect).await? {
+        Begun::Callers(callers) => callers,
+        Begun::Measured(measured) => return Ok(measured),
+    };
     let window = Window::new(job)?;
     let mut tasks = JoinSet::new();
     for (index, mut caller) in callers.into_iter().enumerate() {
@@ -149,7 +139,7 @@ pub async fn drive_local<C: LocalCaller>(
             let mut id = first_id(index);
             loop {
                 let sent = Instant::now();
-                caller.call(id).await?;
+                LocalCaller::call(&mut caller, id).await?;
                 if meter.record(sent, Instant::now()) == Next::Stop {
                     return Ok(());
                 }
@@ -158,6 +148,32 @@ pub async fn drive_local<C: LocalCaller>(
         });
     }
     window.measure(tasks).await
+}
+
+/// What there is when all are connected.
+enum Begun<C> {
+    Callers(Vec<C>),
+    /// The workload wants no more than connections.
+    Measured(Measured),
+}
+
+async fn begin<C: LocalCaller>(
+    job: &LoadJob,
+    connect: impl AsyncFn() -> Result<Vec<C>, BoxError>,
+) -> Result<Begun<C>, BoxError> {
+    if job.workload.kind == Kind::Idle {
+        let one = async |id| {
+            let mut callers = connect().await?;
+            callers.first_mut().ok_or(NO_CALLER)?.call(id).await?;
+            Ok(callers)
+        };
+        return have_idle(job, one).await.map(Begun::Measured);
+    }
+    let mut callers = Vec::new();
+    for _ in 0..job.workload.connections {
+        callers.extend(connect().await?);
+    }
+    Ok(Begun::Callers(callers))
 }
 
 const NO_CALLER: &str = "a connection without a caller";

@@ -2,7 +2,6 @@
 //!
 //! `refused` are errors of the macro itself. `compiler` are those of the compiler about what the
 //! macro wrote: they must point at the user's code.
-#![cfg(all(feature = "macros", feature = "server", feature = "client"))]
 
 #[test]
 fn errors_say_what_to_write_instead() {
