@@ -15,8 +15,9 @@ impl Default for ReadSize {
 }
 
 impl ReadSize {
-    /// A batch of small calls.
-    const LEAST: usize = 8 * 1024;
+    /// A batch of small calls, with room: one that just does not fit is read in two turns, and each of them
+    /// wakes a thread.
+    const LEAST: usize = 16 * 1024;
     pub(crate) const MOST: usize = 64 * 1024;
 
     pub(crate) fn get(&self) -> usize {
@@ -45,7 +46,7 @@ mod tests {
             read += size.get();
             size.came(size.get());
         }
-        assert_eq!(read, (8 + 16 + 32) * 1024);
+        assert_eq!(read, (16 + 32) * 1024);
         size.came(ReadSize::MOST);
         assert_eq!(size.get(), ReadSize::MOST);
         // Half of it is no reason to ask for less.
