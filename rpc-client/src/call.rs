@@ -350,12 +350,13 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         let sent = scratch::with_call_buffer(|frame| {
             let message = OpenMessage::request(frame, &head, &self.metadata);
             W::encode(codec, args, frame).map_err(CallError::Encode)?;
-            match message.finish(frame, CallId::CONNECTION, connection.bounds()) {
+            let bounds = connection.bounds();
+            match message.finish(frame, CallId::CONNECTION, bounds) {
                 Ok(mut remainder) => {
                     let waited = waited == Some(Need::Room);
                     Ok(Ok(connection.send(frame, &mut remainder, deadline, waited, cx.waker())))
                 }
-                Err(error) => Ok(Err(error)),
+                Err(error) => Ok(Err((error, bounds))),
             }
         })?;
         match sent {
@@ -366,10 +367,12 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             }
             Ok(Sent::NoRoom) => self.prepare(Need::Room, Some(connection), deadline),
             Ok(Sent::Gone) => self.find_another(&connection, deadline, waited)?,
-            // The server may take more than it must, but has not said so yet.
-            Err(_) if connection.may_yet_greet() => self.prepare(Need::Greeting, Some(connection), deadline),
+            // The server may take more than it must, but has not said so yet, or says so right now.
+            Err((_, bounds)) if connection.may_take_more(bounds) => {
+                self.prepare(Need::Greeting, Some(connection), deadline)
+            }
             Err(_) if !connection.is_greeted() => self.find_another(&connection, deadline, waited)?,
-            Err(error) => return Err(too_large(&connection.peer, &error)),
+            Err((error, _)) => return Err(too_large(&connection.peer, &error)),
         }
         Ok(false)
     }

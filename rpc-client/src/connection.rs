@@ -145,6 +145,12 @@ impl Connection {
         !state.greeted && state.ended.is_none() && !state.closing
     }
 
+    /// Whether the server takes more than `bounds`, which it was asked for a moment ago, or may yet say so.
+    pub(crate) fn may_take_more(&self, bounds: SendBounds) -> bool {
+        // In this order: once it has greeted, what it takes is known.
+        self.may_yet_greet() || self.bounds() != bounds
+    }
+
     /// Appends a call whose id is still to be set, and takes what does not fit into its frame out of
     /// `remainder`; `waker` is woken when its answer is there. `waited` for who comes from
     /// [`Self::wait_for_room`].

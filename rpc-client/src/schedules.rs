@@ -9,6 +9,7 @@
 //! is ever armed.
 
 use std::{
+    collections::BTreeMap,
     env,
     io::{self, ErrorKind},
     pin::Pin,
@@ -61,13 +62,26 @@ fn every_call_is_answered_whoever_else_is_dropped_or_moved_and_waits_for_a_conne
 }
 
 #[test]
+fn a_long_request_is_not_too_long_for_a_server_that_says_at_any_moment_that_it_takes_it() {
+    const LONG: usize = 64 * 1024 + 1;
+    under_schedules(|| {
+        let (client, server, driving) = connected(Plan { takes: 1 << 20, room: 1 << 20, ..Plan::STAY });
+        let answer = block_on(client.call_bytes(ECHO, vec![7; LONG].into())).expect("it is taken");
+        assert_eq!(answer, [7; 4][..]);
+        client.close();
+        driving.join().unwrap();
+        server.join().unwrap();
+    });
+}
+
+#[test]
 fn every_wait_ends_when_the_connection_does() {
     under_schedules(|| {
         let ending = [Ending::HangUp, Ending::Break, Ending::GoAway][between(0, 2) as usize];
         let greets = between(0, 3) > 0;
         // Without a greeting it ends at once, or when it has read something.
         let after = between(0, if greets { 3 } else { 1 });
-        let plan = Plan { calls_at_once: between(1, 2), greets, ends: Some((after, ending)) };
+        let plan = Plan { calls_at_once: between(1, 2), greets, ends: Some((after, ending)), ..Plan::STAY };
         let (client, server, driving) = connected(plan);
         let callers: Vec<_> = (0..3)
             .map(|n| {
@@ -147,7 +161,7 @@ fn client() -> Client {
 fn connected(plan: Plan) -> (Client, thread::JoinHandle<()>, thread::JoinHandle<()>) {
     let client = client();
     client.begin_attempt();
-    let pipe = Arc::new(Pipe::default());
+    let pipe = Arc::new(Pipe::new(plan.room));
     let driving = client.drive(End(Arc::clone(&pipe)));
     (client, thread::spawn(move || serve(&pipe, plan)), thread::spawn(move || block_on(driving)))
 }
@@ -203,13 +217,17 @@ fn poll_once(call: &mut Echo) -> Poll<Result<Bytes, CallError>> {
 #[derive(Clone, Copy)]
 struct Plan {
     calls_at_once: u32,
+    /// The longest frame and message.
+    takes: u32,
+    /// How much may be written to it that it has not read.
+    room: usize,
     greets: bool,
     /// Behind so many answers it ends the connection; without a greeting there are none, and it counts reads.
     ends: Option<(u32, Ending)>,
 }
 
 impl Plan {
-    const STAY: Self = Self { calls_at_once: 64, greets: true, ends: None };
+    const STAY: Self = Self { calls_at_once: 64, takes: 64 * 1024, room: ROOM, greets: true, ends: None };
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -220,14 +238,16 @@ enum Ending {
     GoAway,
 }
 
-/// Echoes what it is asked until it ends the connection or its client has left.
+/// Echoes what it is asked, of what comes in parts the beginning, until it ends the connection or its client has left.
 fn serve(pipe: &Pipe, plan: Plan) {
     if plan.greets {
         let mut hello = Hello::default();
         hello.advised_calls = plan.calls_at_once;
+        (hello.max_frame, hello.max_message) = (plan.takes, plan.takes);
         pipe.answer(|out| hello.encode(out));
     }
     let (decoder, mut read, mut greeted) = (FrameDecoder::new(1 << 20), Vec::new(), false);
+    let mut parted = BTreeMap::new();
     let (mut done, mut last, mut last_answered) = (0, CallId::CONNECTION, CallId::CONNECTION);
     loop {
         let mut taken = 0;
@@ -240,9 +260,18 @@ fn serve(pipe: &Pipe, plan: Plan) {
                 Frame::Request(request) => {
                     assert!(request.id > last, "ids increase");
                     last = request.id;
-                    if plan.greets && plan.ends.is_none_or(|(after, _)| done < after) {
+                    if request.more {
+                        parted.insert(request.id, request.body.to_vec());
+                    } else if plan.greets && plan.ends.is_none_or(|(after, _)| done < after) {
                         (done, last_answered) = (done + 1, request.id);
                         pipe.answer(|out| echo(out, request.id, request.body));
+                    }
+                }
+                Frame::Cont { id, more, part } => {
+                    let body = parted.get_mut(id).expect("its first part came before");
+                    body.extend_from_slice(part);
+                    if !more {
+                        pipe.answer(|out| echo(out, *id, &body[..4]));
                     }
                 }
                 Frame::Cancel { id } => assert!(*id <= last, "a call that never arrived is cancelled"),
@@ -282,8 +311,8 @@ fn echo(out: &mut Vec<u8>, id: CallId, body: &[u8]) {
 }
 
 /// A transport between a task and a thread.
-#[derive(Default)]
 struct Pipe {
+    room: usize,
     state: Mutex<PipeState>,
     /// The server waits for bytes, or for their end.
     arrived: Condvar,
@@ -307,6 +336,10 @@ impl PipeState {
 }
 
 impl Pipe {
+    fn new(room: usize) -> Self {
+        Self { room, state: Mutex::default(), arrived: Condvar::new() }
+    }
+
     fn answer(&self, write: impl FnOnce(&mut Vec<u8>)) {
         let wakers = {
             let mut state = self.state.lock().unwrap();
@@ -341,7 +374,7 @@ impl Pipe {
     }
 }
 
-/// The client's end. It takes a few bytes at once, and no more than [`ROOM`] that nobody has read.
+/// The client's end. It takes a few bytes at once, and no more than there is room for.
 struct End(Arc<Pipe>);
 
 impl AsyncRead for End {
@@ -367,7 +400,7 @@ impl AsyncWrite for End {
         if state.server_left {
             return Poll::Ready(Err(ErrorKind::BrokenPipe.into()));
         }
-        let room = ROOM - state.to_server.len();
+        let room = self.0.room - state.to_server.len();
         if room == 0 {
             state.writer = Some(cx.waker().clone());
             return Poll::Pending;
