@@ -14,6 +14,7 @@ use crate::support::{
     Got, Harness, RawClient, Req, assert_idle_soon, method, no_call_runs,
     probe::{PANIC_TEXT, silence_wanted_panics},
     raw::{cancel, hello},
+    shims::times,
     within,
 };
 
@@ -49,11 +50,11 @@ async fn answers(peer: &mut RawClient, count: u64) -> Vec<(StatusCode, Executed)
 // In virtual time a turn ends by what it has done and not by how long that took.
 #[tokio::test(start_paused = true)]
 async fn work_that_its_executor_refuses_is_told_and_leaves_nothing_behind() {
-    const ROUNDS: u64 = 100_000 / 3 + 1;
+    let rounds = times(100_000 / 3 + 1);
     let harness = Harness::with(|builder| builder.service(Quick).max_blocking_calls(2));
     let harness = harness.plain("what is written at once has to be read at once");
     let mut peer = harness.peer().await;
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         // Three in one write are looked at in one turn, and two find room in it.
         let calls = [1, 2, 3].map(|n| Req::new(round * 3 + n, BLOCK, (n,)).bytes());
         peer.send(&calls.concat()).await;
@@ -63,7 +64,7 @@ async fn work_that_its_executor_refuses_is_told_and_leaves_nothing_behind() {
         no_call_runs(&harness.handle);
     }
     let blocking = harness.snapshot().blocking;
-    assert_eq!((harness.refused("blocking"), blocking.acquired, blocking.high_water), (ROUNDS, 2 * ROUNDS, 2));
+    assert_eq!((harness.refused("blocking"), blocking.acquired, blocking.high_water), (rounds, 2 * rounds, 2));
     peer.part().await;
     assert_idle_soon(&harness.handle).await;
 }

@@ -20,6 +20,7 @@ use crate::support::{
     self, Got, Harness, RawClient, Req, assert_idle_soon, method,
     probe::{PANIC_TEXT, Unencodable, silence_wanted_panics},
     scripted::scripted,
+    shims::times,
     within,
 };
 
@@ -269,7 +270,7 @@ async fn good(client: &Client, n: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_panics_among_tens_of_thousands_of_good_calls_harm_none_of_these() {
     const CALLERS: usize = 40;
-    const CALLS: usize = 2_800;
+    let calls = times(2_800) as usize;
     let harness = mined();
     let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
     let address = bound.local_addr().to_string();
@@ -278,12 +279,12 @@ async fn thousands_of_panics_among_tens_of_thousands_of_good_calls_harm_none_of_
     let callers = (0..CALLERS).map(|caller| {
         let client = clients[caller % clients.len()].clone();
         tokio::spawn(async move {
-            for n in 0..CALLS {
+            for n in 0..calls {
                 if n % 10 == caller % 10 {
-                    let mine = &MINES[(caller * CALLS + n) / 10 % MINES.len()];
+                    let mine = &MINES[(caller * calls + n) / 10 % MINES.len()];
                     assert_cost(mine, step_on(&client, mine).await);
                 } else {
-                    good(&client, caller * CALLS + n).await;
+                    good(&client, caller * calls + n).await;
                 }
             }
         })
@@ -298,7 +299,7 @@ async fn thousands_of_panics_among_tens_of_thousands_of_good_calls_harm_none_of_
     assert_idle_soon(&harness.handle).await;
     let snapshot = harness.snapshot();
     // One call in ten, and a refused one would be missing.
-    let panics = (CALLERS * CALLS / 10) as u64;
+    let panics = (CALLERS * calls / 10) as u64;
     assert_eq!((snapshot.panics, snapshot.calls.acquired), (panics, snapshot.calls.released));
 }
 

@@ -6,7 +6,11 @@ use futures::future::join_all;
 use sluicegate::{Status, client::Method};
 use tokio::{task::yield_now, time::sleep};
 
-use crate::support::{self, Got, Harness, RawClient, Req, no_call_runs, raw::hello, shims::Manner};
+use crate::support::{
+    self, Got, Harness, RawClient, Req, no_call_runs,
+    raw::hello,
+    shims::{Manner, times},
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MARK: usize = 100_000;
@@ -76,7 +80,7 @@ async fn a_peer_that_does_not_read_has_no_more_tasks_than_what_they_reply_fits_u
     let (harness, mut peer) = stingy().await;
     peer.send(&Req::new(1, LARGE, (REPLY,)).bytes()).await;
     assert_eq!(peer.reply::<String>(1).await.len(), REPLY as usize);
-    for round in 0..10 {
+    for round in 0..times(10) {
         let ids = 2 + round * CALLS..2 + (round + 1) * CALLS;
         let requests: Vec<_> = ids.clone().map(|id| Req::new(id, LARGE, (REPLY,)).bytes()).collect();
         peer.send(&requests.concat()).await;
