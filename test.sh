@@ -32,6 +32,41 @@ packages=$(cargo tree --package sluicegate --edges normal --prefix none --locked
 echo "$packages packages, at most 65"
 [ "$packages" -le 65 ]
 
+# Runs beside the tests, which leave a core idle now and then.
+apart() {
+    step "model checker: limits under every interleaving"
+    RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 CARGO_TARGET_DIR=target/loom \
+        cargo test --package rpc-core --release --locked --test limit_loom
+
+    step "schedules: callers, wakers and limits under drawn ones"
+    RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
+        cargo test --package rpc-client --package rpc-server --lib --locked schedules
+    RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
+        cargo test --package rpc-core --locked --test limit_shuttle
+
+    step "policy: licences, bans, sources"
+    if ! cargo deny --version >/dev/null 2>&1; then
+        # It runs once: to optimise it would take longer than it saves.
+        CARGO_PROFILE_DEV_DEBUG=none \
+            cargo install cargo-deny --version '^0.20' --locked --debug --quiet --root "$tools"
+    fi
+    cargo deny --all-features check bans licenses sources
+
+    step "fuzzing, five seconds for each target"
+    fuzz/run.sh --seconds 5
+}
+if [ "$quick" != quick ]; then
+    # In a group of its own, which ends with this script.
+    set -m
+    (
+        renice -n 10 "$BASHPID" >/dev/null
+        apart
+    ) >target/apart.log 2>&1 &
+    apart=$!
+    set +m
+    trap 'kill -- -$apart 2>/dev/null' EXIT
+fi
+
 step "tests"
 cargo test "${everything[@]}"
 
@@ -55,26 +90,10 @@ if [ "$quick" != quick ]; then
     over withholding & pids+=" $!"
     for pid in $pids; do wait "$pid"; done
 
-    step "model checker: limits under every interleaving"
-    RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 CARGO_TARGET_DIR=target/loom \
-        cargo test --package rpc-core --release --locked --test limit_loom
-
-    step "schedules: callers, wakers and limits under drawn ones"
-    RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
-        cargo test --package rpc-client --package rpc-server --lib --locked schedules
-    RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
-        cargo test --package rpc-core --locked --test limit_shuttle
-
-    step "policy: licences, bans, sources"
-    if ! cargo deny --version >/dev/null 2>&1; then
-        # It runs once: to optimise it would take longer than it saves.
-        CARGO_PROFILE_DEV_DEBUG=none \
-            cargo install cargo-deny --version '^0.20' --locked --debug --quiet --root "$tools"
-    fi
-    cargo deny --all-features check bans licenses sources
-
-    step "fuzzing, five seconds for each target"
-    fuzz/run.sh --seconds 5
+    ended=0
+    wait "$apart" || ended=$?
+    cat target/apart.log
+    [ "$ended" -eq 0 ]
 fi
 
 step "all passed"

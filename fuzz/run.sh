@@ -68,8 +68,8 @@ build "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing" "$work/build"
 binary=$work/build/$host/release/fuzz
-# A second for one input is a thousand times what most take.
-limits=(-timeout=5 -rss_limit_mb=512 -max_len=4096)
+# A second for one input is a thousand times what most take; others may have the cores.
+limits=(-timeout=20 -rss_limit_mb=512 -max_len=4096)
 
 # fuzzer <target> <argument>...: libFuzzer, silent unless it fails.
 fuzzer() {
