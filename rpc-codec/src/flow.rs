@@ -149,6 +149,11 @@ impl Outflow {
         Ok(paid)
     }
 
+    /// The receiver's window is so much wider than it was taken for.
+    pub fn widen(&mut self, bytes: u32) {
+        self.credit += i64::from(bytes);
+    }
+
     /// How many CREDIT frames of an honest receiver with this window may be under way.
     pub fn credits_to_come(&self, window: u32) -> u64 {
         self.unanswered.min(late_frames(window.into()) + 1)
