@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use rpc_codec::{CallKind, CodecId, EncodeError, mark_kind, OpenMessage, PayloadError, RequestHead};
+use rpc_codec::{CallKind, CodecId, EncodeError, OpenMessage, PayloadError, RequestHead, mark_kind};
 use rpc_core::{CallId, Context as CallContext, Deadline, Executed, Metadata, MetadataError, MethodId};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{runtime::Handle, time::timeout_at};

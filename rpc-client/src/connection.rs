@@ -299,7 +299,10 @@ impl Connection {
         Load {
             calls: state.slots.used(),
             waiting: state.waiting_for_room + state.waiting_for_greeting,
-            outbound: state.out.len() + state.uploads_len() + state.slots.items_to_send_len() + self.unwritten.load(Ordering::Relaxed),
+            outbound: state.out.len()
+                + state.uploads_len()
+                + state.slots.items_to_send_len()
+                + self.unwritten.load(Ordering::Relaxed),
             inbound: state.slots.answers_len() + self.partial.load(Ordering::Relaxed),
         }
     }

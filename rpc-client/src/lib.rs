@@ -31,7 +31,7 @@ pub use call::{Call, InCodec, Method, Untouched, WireForm};
 pub use client::{Client, ClientBuilder, Response, ServiceClient};
 pub use error::{CallError, LostCause};
 pub use gauges::ClientSnapshot;
-pub use rpc_codec::{Coded, ItemForm, Plain};
+pub use rpc_codec::{Coded, DecodeItem, EncodeItem, Plain};
 pub use sink::ItemSink;
 pub use stream::{ItemStream, Reply};
 pub use streaming::{BothWays, ClientStream, Exchange, ServerStream};

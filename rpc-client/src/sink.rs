@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::{Sink, Stream};
-use rpc_codec::{CodecId, ItemError, ItemForm, PayloadError, charge, encode_end, encode_item};
+use rpc_codec::{CodecId, EncodeItem, ItemError, PayloadError, charge, encode_end, encode_item};
 use rpc_core::CallId;
 
 use crate::{
@@ -82,7 +82,7 @@ impl Connection {
 /// [`Self::send`] waits while the server has given no credit, or while more than a threshold in bytes is pending: encoded, and
 /// not yet on its way. [`Self::is_ready`] says without waiting whether it would, and [`Self::ready`]
 /// waits until it would not. Both are hints: nothing is reserved by them.
-pub struct ItemSink<T, W: ItemForm<T>> {
+pub struct ItemSink<T, W: EncodeItem<T>> {
     connection: Arc<Connection>,
     id: CallId,
     codec: CodecId,
@@ -91,7 +91,7 @@ pub struct ItemSink<T, W: ItemForm<T>> {
     form: PhantomData<fn(T) -> W>,
 }
 
-impl<T, W: ItemForm<T>> ItemSink<T, W> {
+impl<T, W: EncodeItem<T>> ItemSink<T, W> {
     pub(crate) fn new(opened: &Opened) -> Self {
         let (connection, id, codec) = (Arc::clone(&opened.connection), opened.id, opened.codec);
         Self { connection, id, codec, batch: Vec::new(), ended: false, form: PhantomData }
@@ -169,12 +169,12 @@ impl<T, W: ItemForm<T>> ItemSink<T, W> {
     #[inline]
     fn encode(&mut self, item: &T) -> Result<i64, CallError> {
         let (bounds, codec) = (self.connection.bounds(), self.codec);
-        encode_item(&mut self.batch, self.id, bounds, |out| W::encode(codec, item, out))
-            .map(charge)
-            .map_err(|error: ItemError<PayloadError>| match error {
+        encode_item(&mut self.batch, self.id, bounds, |out| W::encode(codec, item, out)).map(charge).map_err(
+            |error: ItemError<PayloadError>| match error {
                 ItemError::Encode(error) => CallError::Encode(error),
                 ItemError::TooLong(error) => too_large(&self.connection.peer, &error),
-            })
+            },
+        )
     }
 
     /// Sends what `items` has, and END behind the last of them.
@@ -215,7 +215,7 @@ impl<T, W: ItemForm<T>> ItemSink<T, W> {
     }
 }
 
-impl<T, W: ItemForm<T>> Sink<T> for ItemSink<T, W> {
+impl<T, W: EncodeItem<T>> Sink<T> for ItemSink<T, W> {
     type Error = CallError;
 
     fn poll_ready(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
@@ -237,9 +237,9 @@ impl<T, W: ItemForm<T>> Sink<T> for ItemSink<T, W> {
     }
 }
 
-impl<T, W: ItemForm<T>> Unpin for ItemSink<T, W> {}
+impl<T, W: EncodeItem<T>> Unpin for ItemSink<T, W> {}
 
-impl<T, W: ItemForm<T>> Drop for ItemSink<T, W> {
+impl<T, W: EncodeItem<T>> Drop for ItemSink<T, W> {
     fn drop(&mut self) {
         if !self.ended {
             self.connection.cut_short(self.id);
@@ -247,7 +247,7 @@ impl<T, W: ItemForm<T>> Drop for ItemSink<T, W> {
     }
 }
 
-impl<T, W: ItemForm<T>> fmt::Debug for ItemSink<T, W> {
+impl<T, W: EncodeItem<T>> fmt::Debug for ItemSink<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ItemSink").field("call", &self.id).field("ended", &self.ended).finish_non_exhaustive()
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::Stream;
-use rpc_codec::{CodecId, Intake, ItemForm, encode_credit};
+use rpc_codec::{CodecId, DecodeItem, Intake, encode_credit};
 use rpc_core::{CallId, Metadata};
 
 use crate::{
@@ -93,7 +93,7 @@ pub struct ItemStream<T, W> {
     form: PhantomData<fn() -> (T, W)>,
 }
 
-impl<T, W: ItemForm<T>> ItemStream<T, W> {
+impl<T, W: DecodeItem<T>> ItemStream<T, W> {
     pub(crate) fn new(opened: Opened) -> Self {
         let (peer, intake) = (Arc::clone(&opened.connection.peer), Intake::new(opened.connection.window));
         Self { opened: Some(opened), peer, intake, trailers: None, form: PhantomData }
@@ -166,7 +166,7 @@ impl<T, W: ItemForm<T>> ItemStream<T, W> {
     }
 }
 
-impl<T, W: ItemForm<T>> Stream for ItemStream<T, W> {
+impl<T, W: DecodeItem<T>> Stream for ItemStream<T, W> {
     type Item = Result<T, CallError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -178,7 +178,10 @@ impl<T, W> Unpin for ItemStream<T, W> {}
 
 impl<T, W> fmt::Debug for ItemStream<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ItemStream").field("peer", &self.peer).field("over", &self.opened.is_none()).finish_non_exhaustive()
+        f.debug_struct("ItemStream")
+            .field("peer", &self.peer)
+            .field("over", &self.opened.is_none())
+            .finish_non_exhaustive()
     }
 }
 
@@ -201,7 +204,7 @@ impl<R, V> Reply<R, V> {
     }
 }
 
-impl<R, V: ItemForm<R>> Reply<R, V> {
+impl<R, V: DecodeItem<R>> Reply<R, V> {
     /// Awaits the reply with the metadata that came beside it.
     ///
     /// # Errors
@@ -226,7 +229,7 @@ impl<R, V: ItemForm<R>> Reply<R, V> {
     }
 }
 
-impl<R, V: ItemForm<R>> Future for Reply<R, V> {
+impl<R, V: DecodeItem<R>> Future for Reply<R, V> {
     type Output = Result<R, CallError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::Stream;
-use rpc_codec::{CallKind, Coded, ItemForm};
+use rpc_codec::{CallKind, Coded, DecodeItem, EncodeItem};
 use rpc_core::Metadata;
 use serde::Serialize;
 
@@ -104,7 +104,7 @@ impl<A, T, W> ServerStream<A, T, W> {
     options!();
 }
 
-impl<A: Serialize + 'static, T, W: ItemForm<T>> ServerStream<A, T, W> {
+impl<A: Serialize + 'static, T, W: DecodeItem<T>> ServerStream<A, T, W> {
     /// Sends the call, if it was not yet, and says when it is out. The server may refuse it then, which the first item tells.
     ///
     /// # Errors
@@ -164,7 +164,7 @@ impl<A: Serialize + 'static, T, W: ItemForm<T>> ServerStream<A, T, W> {
     }
 }
 
-impl<A: Serialize + 'static, T, W: ItemForm<T>> Stream for ServerStream<A, T, W> {
+impl<A: Serialize + 'static, T, W: DecodeItem<T>> Stream for ServerStream<A, T, W> {
     type Item = Result<T, CallError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -206,7 +206,7 @@ impl<A, T, R, W, V> ClientStream<A, T, R, W, V> {
     options!();
 }
 
-impl<A: Serialize + 'static, T, R, W: ItemForm<T>, V: ItemForm<R>> ClientStream<A, T, R, W, V> {
+impl<A: Serialize + 'static, T, R, W: EncodeItem<T>, V: DecodeItem<R>> ClientStream<A, T, R, W, V> {
     /// Sends the call and what `items` has, and awaits the answer. That may come before the last item; the rest is then
     /// not sent.
     ///
@@ -278,7 +278,7 @@ impl<A, T, U, W, V> BothWays<A, T, U, W, V> {
     options!();
 }
 
-impl<A: Serialize + 'static, T, U, W: ItemForm<T>, V: ItemForm<U>> BothWays<A, T, U, W, V> {
+impl<A: Serialize + 'static, T, U, W: EncodeItem<T>, V: DecodeItem<U>> BothWays<A, T, U, W, V> {
     /// A stream of the server's items that sends what `items` has whenever it is polled. The call is sent when that is for the
     /// first time.
     pub fn send_all<S: Stream<Item = T>>(self, items: S) -> Exchange<A, S, T, U, W, V> {
@@ -296,7 +296,7 @@ impl<A: Serialize + 'static, T, U, W: ItemForm<T>, V: ItemForm<U>> BothWays<A, T
     }
 }
 
-fn split<T, U, W: ItemForm<T>, V: ItemForm<U>>(opened: Opened) -> (ItemSink<T, W>, ItemStream<U, V>) {
+fn split<T, U, W: EncodeItem<T>, V: DecodeItem<U>>(opened: Opened) -> (ItemSink<T, W>, ItemStream<U, V>) {
     (ItemSink::new(&opened), ItemStream::new(opened))
 }
 
@@ -308,12 +308,12 @@ impl<A, T, U, W, V> fmt::Debug for BothWays<A, T, U, W, V> {
 
 /// The server's items of a call that sends those of a stream; see [`BothWays::send_all`].
 #[must_use = "streams do nothing unless polled"]
-pub struct Exchange<A, S, T, U, W: ItemForm<T>, V> {
+pub struct Exchange<A, S, T, U, W: EncodeItem<T>, V> {
     items: Pin<Box<S>>,
     phase: Phase<A, T, U, W, V>,
 }
 
-enum Phase<A, T, U, W: ItemForm<T>, V> {
+enum Phase<A, T, U, W: EncodeItem<T>, V> {
     New(Call<A, (), InCodec>),
     /// Without a sink when all was sent.
     Open(Option<ItemSink<T, W>>, ItemStream<U, V>),
@@ -324,8 +324,8 @@ impl<A, S, T, U, W, V> Stream for Exchange<A, S, T, U, W, V>
 where
     A: Serialize + 'static,
     S: Stream<Item = T>,
-    W: ItemForm<T>,
-    V: ItemForm<U>,
+    W: EncodeItem<T>,
+    V: DecodeItem<U>,
 {
     type Item = Result<U, CallError>;
 
@@ -362,7 +362,7 @@ where
     }
 }
 
-impl<A, S, T, U, W: ItemForm<T>, V: ItemForm<U>> Exchange<A, S, T, U, W, V> {
+impl<A, S, T, U, W: EncodeItem<T>, V: DecodeItem<U>> Exchange<A, S, T, U, W, V> {
     /// As [`ItemStream::trailers`].
     pub fn trailers(&self) -> Option<&Metadata> {
         match &self.phase {
@@ -372,9 +372,9 @@ impl<A, S, T, U, W: ItemForm<T>, V: ItemForm<U>> Exchange<A, S, T, U, W, V> {
     }
 }
 
-impl<A, S, T, U, W: ItemForm<T>, V> Unpin for Exchange<A, S, T, U, W, V> {}
+impl<A, S, T, U, W: EncodeItem<T>, V> Unpin for Exchange<A, S, T, U, W, V> {}
 
-impl<A, S, T, U, W: ItemForm<T>, V> fmt::Debug for Exchange<A, S, T, U, W, V> {
+impl<A, S, T, U, W: EncodeItem<T>, V> fmt::Debug for Exchange<A, S, T, U, W, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exchange").finish_non_exhaustive()
     }

@@ -41,6 +41,6 @@ pub use hello::{CodecSet, Hello, MAGIC, MAX_HELLO_LEN, VERSION};
 pub use parts::{Assembly, MIN_PART_LEN, PART_LEN, Remainder};
 pub use payload::{
     Codec, CodecId, PayloadError,
-    items::{Coded, ItemForm, Plain},
+    items::{Coded, DecodeItem, EncodeItem, Plain},
 };
 pub use queued::QueuedFrame;

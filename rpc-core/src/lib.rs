@@ -25,6 +25,7 @@ mod stream;
 
 pub use context::{CallScope, ConnectionInfo, Context, Entered, Scoped};
 pub use deadline::{AgeEstimator, Deadline};
+pub use futures::Stream;
 pub use id::{CallId, ConnectionId, MethodId};
 pub use metadata::{Iter as MetadataIter, Metadata, MetadataError};
 pub use refusal::{Refusal, RefusalReason};

@@ -9,6 +9,7 @@
 mod attrs;
 mod errors;
 mod expand;
+mod items;
 mod model;
 mod options;
 mod wire_type;

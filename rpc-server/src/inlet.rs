@@ -6,7 +6,7 @@ use std::{
     task::{Context as TaskContext, Poll, ready},
 };
 
-use rpc_codec::{CodecId, Intake, ItemForm};
+use rpc_codec::{CodecId, DecodeItem, Intake};
 use rpc_core::{ItemSource, Status};
 
 use crate::stream::Stream;
@@ -35,7 +35,7 @@ impl<T, W> Inlet<T, W> {
     }
 }
 
-impl<T: Send + 'static, W: ItemForm<T>> ItemSource<T> for Inlet<T, W> {
+impl<T: Send + 'static, W: DecodeItem<T>> ItemSource<T> for Inlet<T, W> {
     fn poll_item(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<T, Status>>> {
         if self.over {
             return Poll::Ready(None);

@@ -66,5 +66,5 @@ pub use gauges::Snapshot;
 pub use method::{MethodInfo, MethodOptions, Service, ServiceMethods};
 pub use outlet::Outlet;
 pub use pipeline::{Answer, CallInfo, Decision, Handler, Interest, Outbound, Pipeline};
-pub use rpc_codec::{CallKind, Coded, Plain};
+pub use rpc_codec::{CallKind, Coded, DecodeItem, EncodeItem, Plain};
 pub use server::{BoundServer, CutCall, Drained, Server, ServerHandle, SetRateError};

@@ -9,7 +9,7 @@ use std::{
     task::{Context as TaskContext, Poll, ready},
 };
 
-use rpc_codec::{CodecId, ItemError, ItemForm, PayloadError, charge, encode_item};
+use rpc_codec::{CodecId, EncodeItem, ItemError, PayloadError, charge, encode_item};
 use rpc_core::{ItemSender, ItemSink, Status};
 
 use crate::stream::Stream;
@@ -23,7 +23,7 @@ pub struct Outlet<T, W> {
     form: PhantomData<fn(T) -> W>,
 }
 
-impl<T: Send + 'static, W: ItemForm<T>> Outlet<T, W> {
+impl<T: Send + 'static, W: EncodeItem<T>> Outlet<T, W> {
     pub(crate) fn new(stream: Arc<Stream>, codec: CodecId) -> Self {
         Self { stream, codec, batch: Vec::new(), form: PhantomData }
     }
@@ -90,7 +90,7 @@ impl<T: Send + 'static, W: ItemForm<T>> Outlet<T, W> {
     }
 }
 
-impl<T: Send + 'static, W: ItemForm<T>> ItemSink<T> for Outlet<T, W> {
+impl<T: Send + 'static, W: EncodeItem<T>> ItemSink<T> for Outlet<T, W> {
     fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
         self.stream.poll_send(cx.waker()).map_ok(|_| ())
     }

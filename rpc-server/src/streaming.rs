@@ -2,7 +2,7 @@
 
 use std::{marker::PhantomData, sync::Arc};
 
-use rpc_codec::{CallKind, CodecId, ItemForm, PayloadError};
+use rpc_codec::{CallKind, CodecId, DecodeItem, EncodeItem, PayloadError};
 use rpc_core::{Context, Status, Streaming};
 use serde::de::DeserializeOwned;
 
@@ -22,7 +22,7 @@ impl ServiceMethods<'_> {
     where
         A: DeserializeOwned + Send + 'static,
         T: Send + 'static,
-        W: ItemForm<T>,
+        W: EncodeItem<T>,
         F: Fn(&Context, (A, Outlet<T, W>)) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output = Result<(), Status>> + Send + 'static,
     {
@@ -35,9 +35,9 @@ impl ServiceMethods<'_> {
     where
         A: DeserializeOwned + Send + 'static,
         T: Send + 'static,
-        W: ItemForm<T>,
+        W: DecodeItem<T>,
         R: Send + 'static,
-        V: ItemForm<R>,
+        V: EncodeItem<R>,
         F: Fn(&Context, (A, Streaming<T>)) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output = Result<R, Status>> + Send + 'static,
     {
@@ -50,9 +50,9 @@ impl ServiceMethods<'_> {
     where
         A: DeserializeOwned + Send + 'static,
         T: Send + 'static,
-        W: ItemForm<T>,
+        W: DecodeItem<T>,
         U: Send + 'static,
-        V: ItemForm<U>,
+        V: EncodeItem<U>,
         F: Fn(&Context, (A, Streaming<T>, Outlet<U, V>)) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output = Result<(), Status>> + Send + 'static,
     {
@@ -73,7 +73,7 @@ impl<A, T, W> Shape for Sends<A, T, W>
 where
     A: DeserializeOwned + Send + 'static,
     T: Send + 'static,
-    W: ItemForm<T>,
+    W: EncodeItem<T>,
 {
     type Args = (A, Outlet<T, W>);
     type Reply = ();
@@ -95,9 +95,9 @@ impl<A, T, W, R, V> Shape for Receives<A, (T, W), (R, V)>
 where
     A: DeserializeOwned + Send + 'static,
     T: Send + 'static,
-    W: ItemForm<T>,
+    W: DecodeItem<T>,
     R: Send + 'static,
-    V: ItemForm<R>,
+    V: EncodeItem<R>,
 {
     type Args = (A, Streaming<T>);
     type Reply = R;
@@ -119,9 +119,9 @@ impl<A, T, W, U, V> Shape for Both<A, (T, W), (U, V)>
 where
     A: DeserializeOwned + Send + 'static,
     T: Send + 'static,
-    W: ItemForm<T>,
+    W: DecodeItem<T>,
     U: Send + 'static,
-    V: ItemForm<U>,
+    V: EncodeItem<U>,
 {
     type Args = (A, Streaming<T>, Outlet<U, V>);
     type Reply = ();

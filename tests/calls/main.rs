@@ -24,4 +24,5 @@ mod limit_refusals;
 mod panic_answers;
 mod panics;
 mod refused;
+mod streams;
 mod tasks;

@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "every test uses a part of it")]
 
 pub(crate) mod bodies;
+pub(crate) mod feed;
 pub(crate) mod handlers;
 pub(crate) mod harness;
 pub(crate) mod parts;

@@ -5,17 +5,22 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{CodecId, PayloadError};
 
-/// How values of `T` stand in the items and replies of streams.
+/// How values of `T` are sent as the items and replies of streams.
 ///
 /// Sealed: [`Coded`] and [`Plain`] are all there are.
-pub trait ItemForm<T>: sealed::Sealed + 'static {
+pub trait EncodeItem<T>: sealed::Sealed + 'static {
     /// Appends `item` to `out`.
     ///
     /// # Errors
     ///
     /// It cannot be encoded; `out` is then as it was.
     fn encode(codec: CodecId, item: &T, out: &mut Vec<u8>) -> Result<(), PayloadError>;
+}
 
+/// How values of `T` are received as the items and replies of streams.
+///
+/// Sealed: [`Coded`] and [`Plain`] are all there are.
+pub trait DecodeItem<T>: sealed::Sealed + 'static {
     /// The item that `bytes` are.
     ///
     /// # Errors
@@ -39,25 +44,29 @@ mod sealed {
     impl Sealed for super::Plain {}
 }
 
-impl<T: Serialize + DeserializeOwned> ItemForm<T> for Coded {
+impl<T: Serialize> EncodeItem<T> for Coded {
     #[inline]
     fn encode(codec: CodecId, item: &T, out: &mut Vec<u8>) -> Result<(), PayloadError> {
         codec.encode(item, out)
     }
+}
 
+impl<T: DeserializeOwned> DecodeItem<T> for Coded {
     #[inline]
     fn decode(codec: CodecId, bytes: &[u8]) -> Result<T, PayloadError> {
         codec.decode(bytes)
     }
 }
 
-impl ItemForm<Bytes> for Plain {
+impl EncodeItem<Bytes> for Plain {
     #[inline]
     fn encode(_: CodecId, item: &Bytes, out: &mut Vec<u8>) -> Result<(), PayloadError> {
         out.extend_from_slice(item);
         Ok(())
     }
+}
 
+impl DecodeItem<Bytes> for Plain {
     #[inline]
     fn decode(_: CodecId, bytes: &[u8]) -> Result<Bytes, PayloadError> {
         Ok(Bytes::copy_from_slice(bytes))
