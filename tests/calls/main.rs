@@ -24,5 +24,8 @@ mod limit_refusals;
 mod panic_answers;
 mod panics;
 mod refused;
+mod stream_credit;
+mod stream_ends;
+mod stream_pacing;
 mod streams;
 mod tasks;

@@ -11,10 +11,9 @@ use std::{
 use futures::{StreamExt, stream};
 use serde::{Deserialize, Serialize, Serializer};
 use sluicegate::{
-    Bytes, Client, Context, ItemSender, Server, Status, Stream, Streaming,
-    client::ClientBuilder,
-    server::{ServerBuilder, ServerHandle, Snapshot},
-    testing::InMemory,
+    Bytes, Client, Context, ItemSender, Status, Stream, Streaming,
+    client::{ClientBuilder, Method},
+    server::{ServerBuilder, Snapshot},
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -22,7 +21,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::probe::PANIC_TEXT;
+use super::{Harness, probe::PANIC_TEXT};
 
 /// What the methods do.
 #[sluicegate::service(package = "test", server = "FeedService")]
@@ -332,12 +331,10 @@ impl Feed for Feeder {
     }
 }
 
-/// A server of a [`Feeder`] in memory.
+/// A server of a [`Feeder`], beside the probe that every server of the tests has.
 pub(crate) struct FeedServer {
     pub(crate) feeder: Feeder,
-    pub(crate) server: Server,
-    pub(crate) handle: ServerHandle,
-    network: InMemory,
+    pub(crate) harness: Harness,
 }
 
 impl FeedServer {
@@ -347,41 +344,45 @@ impl FeedServer {
 
     pub(crate) fn with(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Self {
         let feeder = Feeder::default();
-        let server = Server::builder().service(FeedService::new(feeder.clone()));
-        let server = configure(server).build().expect("the settings are good");
-        let (handle, network) = (server.handle(), InMemory::new(server.clone()));
-        Self { feeder, server, handle, network }
+        let harness = Harness::with(|builder| configure(builder.service(FeedService::new(feeder.clone()))));
+        Self { feeder, harness }
+    }
+
+    /// With plain transports in every run, because of `reason`.
+    pub(crate) fn plain(self, reason: &str) -> Self {
+        Self { harness: self.harness.plain(reason), ..self }
     }
 
     pub(crate) fn client(&self) -> Client {
-        self.network.client()
+        self.harness.client()
     }
 
     pub(crate) fn client_builder(&self) -> ClientBuilder {
-        self.network.client_builder()
+        self.harness.client_builder()
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        self.handle.snapshot()
+        self.harness.snapshot()
     }
 
     /// Nothing is left at the server. Clients must have been dropped.
     pub(crate) async fn assert_idle(&self) {
-        self.network.assert_idle().await;
+        self.harness.assert_idle().await;
         assert_eq!(self.feeder.running(), 0, "a producer or consumer lives on");
     }
 
     /// Waits, in virtual time, until `condition` holds.
     pub(crate) async fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
-        for _ in 0..2_000 {
-            for _ in 0..10 {
-                if condition(self) {
-                    return;
-                }
-                yield_now().await;
-            }
-            sleep(Duration::from_micros(100)).await;
-        }
-        panic!("it did not come to it that {what}: {:#?}", self.snapshot());
+        self.harness.until(what, |_| condition(self)).await;
     }
+
+    /// Waits until so many producers and consumers live.
+    pub(crate) async fn until_running(&self, count: usize) {
+        self.until("they run", |server| server.feeder.running() == count).await;
+    }
+}
+
+/// The methods of [`Feed`] as a raw client names them.
+pub(crate) const fn named(name: &'static str) -> Method {
+    Method::new("test.Feed", name)
 }
