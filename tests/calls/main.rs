@@ -26,6 +26,7 @@ mod panics;
 mod refused;
 mod stream_credit;
 mod stream_ends;
+mod stream_model;
 mod stream_pacing;
 mod streams;
 mod tasks;

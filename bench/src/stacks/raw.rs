@@ -96,15 +96,20 @@ const BATCH_LEN: usize = 64 << 10;
 /// What Sluicegate puts before an item.
 const ITEM_HEADER_LEN: usize = 16;
 
-pub(crate) async fn load(job: LoadJob) -> Result<Measured, BoxError> {
+/// The client of a stream.
+pub(crate) async fn load_items(job: LoadJob) -> Result<Measured, BoxError> {
+    let socket = harness::connect(&job).await?;
+    harness::measure(&job, [socket], count_items).await
+}
+
+async fn load(job: LoadJob) -> Result<Measured, BoxError> {
     let workload = job.workload;
     if workload.kind == Kind::Idle {
         // One call per connection: there is nothing to pipeline.
         return raw_mux::load(job).await;
     }
     if workload.kind == Kind::Stream {
-        let socket = harness::connect(&job).await?;
-        return harness::measure(&job, [socket], count_items).await;
+        return load_items(job).await;
     }
     let mut sockets = Vec::new();
     for _ in 0..workload.connections {

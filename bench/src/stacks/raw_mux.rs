@@ -37,7 +37,7 @@ pub(crate) const STACK: Stack = Stack {
 /// The client of all `raw` stacks but `raw` itself.
 pub(crate) async fn load(job: LoadJob) -> Result<Measured, BoxError> {
     if job.workload.kind == Kind::Stream {
-        return raw::load(job).await;
+        return raw::load_items(job).await;
     }
     let message = job.workload.plain_message();
     harness::drive(&job, async || {
