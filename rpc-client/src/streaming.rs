@@ -52,6 +52,9 @@ macro_rules! options {
     };
 }
 
+/// What goes to the server in which form, and what comes back.
+type Forms<T, W, R, V> = fn(T, W) -> (R, V);
+
 impl Client {
     /// A call of `method` with the tuple `args` whose server sends items; generated clients make these.
     pub fn server_stream<A, T, W>(&self, method: Method, args: A) -> ServerStream<A, T, W> {
@@ -199,7 +202,7 @@ impl<A, T, W> fmt::Debug for ServerStream<A, T, W> {
 #[must_use = "a call does nothing until it is sent"]
 pub struct ClientStream<A, T, R, W = Coded, V = Coded> {
     call: Call<A, (), InCodec>,
-    items: PhantomData<fn(T, W) -> (R, V)>,
+    items: PhantomData<Forms<T, W, R, V>>,
 }
 
 impl<A, T, R, W, V> ClientStream<A, T, R, W, V> {
@@ -271,7 +274,7 @@ impl<A, T, R, W, V> fmt::Debug for ClientStream<A, T, R, W, V> {
 #[must_use = "a call does nothing until it is sent"]
 pub struct BothWays<A, T, U, W = Coded, V = Coded> {
     call: Call<A, (), InCodec>,
-    items: PhantomData<fn(T, W) -> (U, V)>,
+    items: PhantomData<Forms<T, W, U, V>>,
 }
 
 impl<A, T, U, W, V> BothWays<A, T, U, W, V> {

@@ -560,6 +560,6 @@ mod tests {
         });
         assert!(matches!(long, Err(ItemError::TooLong(_))));
         assert_eq!(out, b"before");
-        assert!(MIN_PART_LEN < 8_192 - 16, "parts of the shortest frames are long enough");
+        const { assert!(MIN_PART_LEN < 8_192 - 16, "parts of the shortest frames are long enough") }
     }
 }

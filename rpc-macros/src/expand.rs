@@ -361,6 +361,21 @@ mod tests {
                 fn index(&self, ctx: Context, depth: u8) -> Result<u64, Status>;
             }
         };
+        parsed(item)
+    }
+
+    fn feed() -> Service {
+        parsed(quote! {
+            pub trait Feed {
+                async fn news(&self, topic: String) -> Result<impl Stream<Item = Result<Story, Status>>, Status>;
+                async fn read(&self, name: String, out: ItemSender<Bytes>) -> Result<(), Status>;
+                async fn sum(&self, numbers: Streaming<u64>) -> Result<u64, Status>;
+                async fn chat(&self, lines: Streaming<String>) -> BoxStream<'static, Result<String, Status>>;
+            }
+        })
+    }
+
+    fn parsed(item: TokenStream) -> Service {
         Service::parse(quote!(package = "acme.v1", client = "Reader"), item).unwrap_or_else(|error| panic!("{error}"))
     }
 
@@ -550,10 +565,80 @@ mod tests {
     }
 
     #[test]
+    fn methods_with_items_are_futures_that_end_with_their_streams() {
+        let feed = feed();
+        let [news, read, sum, chat] = &feed.methods[..] else { panic!("four methods") };
+        let options = quote!(<::sluicegate::server::MethodOptions as ::core::default::Default>::default());
+        let wrapped = |call: TokenStream| {
+            quote! {
+                {
+                    let __sg_service = ::core::clone::Clone::clone(&self.service);
+                    #call
+                }
+            }
+        };
+        let expected = wrapped(quote! {
+            ::sluicegate::server::ServiceMethods::server_stream::<(String,), Story, ::sluicegate::server::Coded, _, _>(
+                __sg_methods, "news", #options, move |_, ((__sg_0,), __sg_outlet)| {
+                    let __sg_service = ::core::clone::Clone::clone(&__sg_service);
+                    async move {
+                        match ::core::result::Result::map_err(
+                            <S as Feed>::news(&__sg_service, __sg_0).await,
+                            ::core::convert::Into::into
+                        ) {
+                            ::core::result::Result::Ok(__sg_stream) =>
+                                ::sluicegate::server::Outlet::send_all(__sg_outlet, __sg_stream).await,
+                            ::core::result::Result::Err(__sg_status) => ::core::result::Result::Err(__sg_status),
+                        }
+                    }
+                }
+            );
+        });
+        assert_same(&registration(&feed, news), &expected);
+        let expected = wrapped(quote! {
+            ::sluicegate::server::ServiceMethods::server_stream::<(String,), Bytes, ::sluicegate::server::Plain, _, _>(
+                __sg_methods, "read", #options, move |_, ((__sg_0,), __sg_outlet)| {
+                    let __sg_service = ::core::clone::Clone::clone(&__sg_service);
+                    async move {
+                        ::core::result::Result::map_err(
+                            <S as Feed>::read(
+                                &__sg_service, __sg_0, ::sluicegate::server::Outlet::into_sender(__sg_outlet)
+                            ).await,
+                            ::core::convert::Into::into
+                        )
+                    }
+                }
+            );
+        });
+        assert_same(&registration(&feed, read), &expected);
+        let sum = registration(&feed, sum).to_string();
+        assert!(sum.contains("client_stream"), "{sum}");
+        let chat = registration(&feed, chat).to_string();
+        assert!(chat.contains("both_ways"), "{chat}");
+        let client = client(&feed).to_string().replace(' ', "");
+        for returned in [
+            "ServerStream<(String,),Story,::sluicegate::client::Coded>",
+            "ServerStream<(String,),Bytes,::sluicegate::client::Plain>",
+            "ClientStream<(),u64,u64,::sluicegate::client::Coded,::sluicegate::client::Coded>",
+            "BothWays<(),String,String,::sluicegate::client::Coded,::sluicegate::client::Coded>",
+        ] {
+            assert!(client.contains(returned), "no {returned} in {client}");
+        }
+    }
+
+    #[test]
+    fn a_returned_stream_can_be_sent_whether_it_says_so_or_not() {
+        let written = service_trait(&feed()).to_string().replace(' ', "");
+        let stream = "implStream<Item=Result<Story,Status>>+::core::marker::Send";
+        assert!(written.contains(stream), "{written}");
+    }
+
+    #[test]
     fn what_is_written_is_rust() {
-        let library = library();
-        for code in [service_trait(&library), server(&library), client(&library)] {
-            syn::parse2::<syn::File>(code).expect("items");
+        for service in [library(), feed()] {
+            for code in [service_trait(&service), server(&service), client(&service)] {
+                syn::parse2::<syn::File>(code).expect("items");
+            }
         }
     }
 }
