@@ -62,8 +62,8 @@ pub use ::bytes::Bytes;
 pub use rpc_client::{self as client, CallError, Client};
 pub use rpc_codec::{CodecId, PayloadError, payload::bytes};
 pub use rpc_core::{
-    AnyDetail, CallId, ConnectionId, ConnectionInfo, Context, Deadline, ErrorInfo, Executed, Metadata, MetadataError,
-    MethodId, Refusal, RefusalReason, Status, StatusCode, limit,
+    AnyDetail, CallId, ConnectionId, ConnectionInfo, Context, Deadline, ErrorInfo, Executed, ItemSender, Metadata,
+    MetadataError, MethodId, Refusal, RefusalReason, Status, StatusCode, Stream, Streaming, limit,
 };
 #[cfg(feature = "macros")]
 pub use rpc_macros::service;

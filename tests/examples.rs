@@ -3,7 +3,7 @@
 
 use std::{
     env,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Write},
     path::Path,
     process::{Child, Command, Output, Stdio},
     sync::mpsc::{Receiver, channel},
@@ -121,6 +121,58 @@ fn clients_that_are_killed_in_the_middle_of_load_leave_nothing_behind() {
     assert_eq!((released, held), (acquired, 0), "{stopped}");
 }
 
+#[test]
+fn a_search_pauses_for_a_slow_consumer_and_holds_little_meanwhile() {
+    let output = Process::start("search", &[]).finish();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    for promise in [
+        "after 3 s, 300 taken",
+        "paused",
+        "all 148000 taken",
+        "the producer was stopped",
+        "permits: 2 acquired, 2 released",
+    ] {
+        assert!(text.contains(promise), "no {promise:?} in\n{text}");
+    }
+}
+
+#[test]
+fn people_in_processes_of_their_own_hear_each_other() {
+    let mut room = Process::start("chat", &["serve", "--addr", "127.0.0.1:0"]);
+    let opened = lines_of(&mut room).recv_timeout(PATIENCE).expect("the room opens");
+    let addr = opened.rsplit(' ').next().expect("an address").to_owned();
+    let join = |name: &str| Process::talking("chat", &["join", "--addr", &addr, "--name", name]);
+    let mut ada = join("Ada");
+    let heard_by_ada = lines_of(&mut ada);
+    let next = |heard: &Receiver<String>| heard.recv_timeout(PATIENCE).expect("something is heard");
+    assert_eq!(next(&heard_by_ada), "* Ada joined");
+    let mut grace = join("Grace");
+    let heard_by_grace = lines_of(&mut grace);
+    assert_eq!((next(&heard_by_ada), next(&heard_by_grace)), ("* Grace joined".into(), "* Grace joined".into()));
+    grace.say("good morning");
+    assert_eq!(
+        (next(&heard_by_ada), next(&heard_by_grace)),
+        ("Grace: good morning".into(), "Grace: good morning".into())
+    );
+    // One leaves in peace, one without a word.
+    drop(grace.0.stdin.take());
+    assert!(grace.0.wait().expect("it is our child").success());
+    assert_eq!(next(&heard_by_ada), "* Grace left");
+    let mut joan = join("Joan");
+    assert_eq!(next(&lines_of(&mut joan)), "* Joan joined");
+    assert_eq!(next(&heard_by_ada), "* Joan joined");
+    joan.kill();
+    assert_eq!(next(&heard_by_ada), "* Joan left");
+}
+
+fn lines_of(process: &mut Process) -> Receiver<String> {
+    let stdout = BufReader::new(process.0.stdout.take().expect("it is piped"));
+    let (sender, lines) = channel();
+    thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    lines
+}
+
 /// The server example, ready to be called.
 struct Server {
     process: Process,
@@ -131,9 +183,7 @@ struct Server {
 impl Server {
     fn start(args: &[&str]) -> Self {
         let mut process = Process::start("server", &[&["--addr", "127.0.0.1:0", "--json"], args].concat());
-        let stdout = BufReader::new(process.0.stdout.take().expect("it is piped"));
-        let (sender, lines) = channel();
-        thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let lines = lines_of(&mut process);
         let mut server = Self { process, lines, addr: String::new() };
         let ready = server.event("ready");
         server.addr = ready["addr"].as_str().expect("an address").to_owned();
@@ -197,6 +247,20 @@ struct Process(Child);
 
 impl Process {
     fn start(example: &str, args: &[&str]) -> Self {
+        Self::start_with(example, args, Stdio::null())
+    }
+
+    /// One that is talked to.
+    fn talking(example: &str, args: &[&str]) -> Self {
+        Self::start_with(example, args, Stdio::piped())
+    }
+
+    fn say(&mut self, line: &str) {
+        let stdin = self.0.stdin.as_mut().expect("it is talked to");
+        writeln!(stdin, "{line}").expect("it listens");
+    }
+
+    fn start_with(example: &str, args: &[&str], stdin: Stdio) -> Self {
         let test = env::current_exe().expect("the path of this test");
         // Cargo puts tests into `deps`, and examples beside it.
         let folder = test.parent().and_then(Path::parent).expect("tests are two levels deep");
@@ -204,7 +268,7 @@ impl Process {
         // `cargo test` builds it, but not when it is told which tests to run.
         assert!(path.exists(), "no {}: `cargo build --examples` makes it", path.display());
         let mut command = Command::new(path);
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(args).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         Self(command.spawn().expect("the example starts"))
     }
 

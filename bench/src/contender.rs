@@ -57,7 +57,12 @@ impl Contender {
     /// Whether this workload says anything about it.
     pub(crate) fn takes(&self, workload: &Workload) -> bool {
         // Beside the one whose limit refuses: the same calls served without a limit, and the yardstick.
-        workload.kind != Kind::Refused || ["raw-mux", "sluicegate", "sluicegate-open"].contains(&self.name)
+        match workload.kind {
+            Kind::Refused => ["raw-mux", "sluicegate", "sluicegate-open"].contains(&self.name),
+            // The others have no streams, or would show the same.
+            Kind::Stream => ["raw-mux", "sluicegate", "tonic"].contains(&self.name),
+            _ => true,
+        }
     }
 }
 

@@ -62,10 +62,7 @@ impl Library for Shelf {
         if text.trim().is_empty() {
             return Err(Status::invalid_argument("there is nothing to search for"));
         }
-        let text = text.to_lowercase();
-        let has_text = |field: &str| field.to_lowercase().contains(&text);
-        let found = self.books.iter().filter(|book| has_text(&book.title) || has_text(&book.author));
-        Ok(found.take(MAX_FOUND).cloned().collect())
+        Ok(self.matching(&text).take(MAX_FOUND).cloned().collect())
     }
 }
 
@@ -88,6 +85,15 @@ impl Shelf {
     /// The ISBNs it has.
     pub(crate) fn isbns(&self) -> impl Iterator<Item = &str> {
         self.books.iter().map(|book| &*book.isbn)
+    }
+
+    /// The books with `text` in title or author, in any case of letters.
+    pub(crate) fn matching(&self, text: &str) -> impl Iterator<Item = &Book> {
+        let text = text.to_lowercase();
+        self.books.iter().filter(move |book| {
+            let has_text = |field: &str| field.to_lowercase().contains(&text);
+            has_text(&book.title) || has_text(&book.author)
+        })
     }
 
     /// The number of books.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use rpc_codec::{Frame, GoAwayReason, HeadError, MIN_PART_LEN, ResponseFrame, encode_pong};
+use rpc_codec::{FlowError, Frame, GoAwayReason, HeadError, MIN_PART_LEN, ResponseFrame, encode_pong};
 use rpc_core::{CallId, StatusCode};
 
 use crate::{
@@ -32,6 +32,8 @@ impl<T> Driver<T> {
                 // In place of a HELLO it means that we are not wanted, now and for a while.
                 if state.greeted { Ok(false) } else { Err(LostCause::GoneAway(go_away.message.into())) }
             }
+            Frame::Item { id, more, len, part } => self.item(state, *id, (*len, part, *more)),
+            Frame::Credit { id, bytes } => self.credit(state, *id, *bytes),
             Frame::Cont { id, more, part } => self.part(state, *id, part, *more),
             Frame::Pong(_) | Frame::Ignored { .. } => {
                 self.noise.frame();
@@ -49,6 +51,9 @@ impl<T> Driver<T> {
         self.proved_good = true;
         if state.slots.has_parts_to_come(id) {
             return Err(LostCause::Protocol(format!("it answered call {id} twice").into()));
+        }
+        if response.code == StatusCode::Ok && state.slots.is_within_item(id) {
+            return Err(broken("RESPONSE", id, FlowError::WithinItem));
         }
         // It may come before the request has left: then the rest of that is of no use.
         state.stop_upload(id);
@@ -86,13 +91,60 @@ impl<T> Driver<T> {
         Ok(true)
     }
 
-    /// Adds a part to an answer; whether that was the last.
+    /// Adds an item, or its first part; whether it is complete.
+    #[inline]
+    fn item(&mut self, state: &mut State, id: CallId, item: (u32, &[u8], bool)) -> Result<bool, LostCause> {
+        match state.slots.find(id) {
+            Found::Waiting => {}
+            Found::Late => {
+                self.late_frame(state);
+                return Ok(false);
+            }
+            Found::NeverIssued => return Err(never_was("ITEM", id)),
+        }
+        self.proved_good = true;
+        let waker = state.slots.add_item(id, item, self.max_message).map_err(|error| broken("ITEM", id, error))?;
+        self.wakers.extend(waker);
+        Ok(!item.2)
+    }
+
+    /// Lets a call send more items.
+    fn credit(&mut self, state: &mut State, id: CallId, bytes: u32) -> Result<bool, LostCause> {
+        match state.slots.find(id) {
+            Found::Waiting => {}
+            Found::Late => {
+                self.late_frame(state);
+                return Ok(false);
+            }
+            Found::NeverIssued => return Err(never_was("CREDIT", id)),
+        }
+        let paid = state.slots.add_credit(id, bytes).map_err(|error| broken("CREDIT", id, error))?;
+        if !paid {
+            self.noise.frame();
+        }
+        Ok(false)
+    }
+
+    /// A frame of a call with items that has ended.
+    fn late_frame(&mut self, state: &mut State) {
+        self.gauges.late_items.fetch_add(1, Ordering::Relaxed);
+        if !state.slots.late_frame() {
+            self.noise.frame();
+        }
+    }
+
+    /// Adds a part to an answer or an item; whether that was the last.
     fn part(&mut self, state: &mut State, id: CallId, part: &[u8], more: bool) -> Result<bool, LostCause> {
         match state.slots.find(id) {
+            Found::Waiting if state.slots.is_within_item(id) => {
+                let waker = state.slots.add_item_part(id, part, more).map_err(|error| broken("CONT", id, error))?;
+                self.wakers.extend(waker);
+                return Ok(!more);
+            }
             Found::Waiting => {}
             // Its caller has gone, or has failed by an earlier part. What is long costs the server more than us.
             Found::Late => {
-                if part.len() < MIN_PART_LEN {
+                if part.len() < MIN_PART_LEN && !state.slots.late_frame() {
                     self.noise.frame();
                 }
                 return Ok(false);
@@ -149,4 +201,12 @@ impl<T> Driver<T> {
         state.closing = true;
         self.connection.notify_all();
     }
+}
+
+fn broken(frame: &str, id: CallId, error: FlowError) -> LostCause {
+    LostCause::Protocol(format!("{frame} of call {id}: {error}").into())
+}
+
+fn never_was(frame: &str, id: CallId) -> LostCause {
+    LostCause::Protocol(format!("it sent {frame} for call {id}, which never was").into())
 }

@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::Future,
     marker::PhantomData,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -11,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use rpc_codec::{CodecId, EncodeError, OpenMessage, PayloadError, RequestHead};
+use rpc_codec::{CallKind, CodecId, EncodeError, OpenMessage, PayloadError, RequestHead, mark_kind};
 use rpc_core::{CallId, Context as CallContext, Deadline, Executed, Metadata, MetadataError, MethodId};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{runtime::Handle, time::timeout_at};
@@ -22,6 +23,7 @@ use crate::{
     connection::{Connection, Sent},
     error::CallError,
     scratch,
+    stream::Opened,
 };
 
 /// A method as a client names it.
@@ -126,6 +128,7 @@ pub struct Call<A, R, W = InCodec> {
     metadata_error: Option<MetadataError>,
     priority: u8,
     patience: Patience,
+    kind: CallKind,
     state: State,
     marker: PhantomData<fn() -> (R, W)>,
 }
@@ -173,6 +176,13 @@ enum Need {
 }
 
 impl<A, R, W> Call<A, R, W> {
+    /// A call of this kind.
+    pub(crate) fn of_kind(client: Client, method: Method, kind: CallKind, args: A) -> Self {
+        let mut call = Self::new(client, method, args);
+        call.kind = kind;
+        call
+    }
+
     pub(crate) fn new(client: Client, method: Method, args: A) -> Self {
         let patience = Patience::of(client.config().wait_for_ready);
         Self {
@@ -185,6 +195,7 @@ impl<A, R, W> Call<A, R, W> {
             metadata_error: None,
             priority: 0,
             patience,
+            kind: CallKind::Unary,
             state: State::New,
             marker: PhantomData,
         }
@@ -249,6 +260,16 @@ impl<A, R, W> Call<A, R, W> {
 impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
     /// The reply once it is there; what came beside it is put into `metadata`.
     fn poll_reply(&mut self, cx: &mut Context<'_>, metadata: &mut Metadata) -> Poll<Result<R, CallError>> {
+        if matches!(self.state, State::Sent { .. }) {
+            return scratch::with_call_buffer(|body| self.poll_sent(body, cx, metadata));
+        }
+        // Its answer wakes us.
+        ready!(self.poll_send(cx))?;
+        Poll::Pending
+    }
+
+    /// Sends the call, whatever that takes.
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         loop {
             match &mut self.state {
                 State::New => {
@@ -257,7 +278,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     match self.client.connection() {
                         Some(connection) => {
                             if self.send(Ready { connection, deadline }, now, None, cx)? {
-                                return Poll::Pending;
+                                return Poll::Ready(Ok(()));
                             }
                         }
                         None => self.prepare(Need::Connection, None, deadline),
@@ -271,13 +292,22 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     let sent = self.send(ready, clock::now(), Some(need), cx)?;
                     room.used = true;
                     if sent {
-                        return Poll::Pending;
+                        return Poll::Ready(Ok(()));
                     }
                 }
-                State::Sent { .. } => return scratch::with_call_buffer(|body| self.poll_sent(body, cx, metadata)),
+                State::Sent { .. } => return Poll::Ready(Ok(())),
                 State::Done => panic!("a call was polled after it had ended"),
             }
         }
+    }
+
+    /// Sends the call, and hands over what is out.
+    pub(crate) fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<Result<Opened, CallError>> {
+        ready!(self.poll_send(cx))?;
+        let State::Sent { connection, id } = mem::replace(&mut self.state, State::Done) else {
+            unreachable!("the call was sent")
+        };
+        Poll::Ready(Ok(Opened { connection, id, codec: W::codec(self.client.config().codec) }))
     }
 
     fn poll_sent(
@@ -354,7 +384,10 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             match message.finish(frame, CallId::CONNECTION, bounds) {
                 Ok(mut remainder) => {
                     let waited = waited == Some(Need::Room);
-                    Ok(Ok(connection.send(frame, &mut remainder, deadline, waited, cx.waker())))
+                    if self.kind != CallKind::Unary {
+                        mark_kind(frame, self.kind);
+                    }
+                    Ok(Ok(connection.send(frame, self.kind, &mut remainder, deadline, waited, cx.waker())))
                 }
                 Err(error) => Ok(Err((error, bounds))),
             }
@@ -465,7 +498,7 @@ impl<A, R, W> fmt::Debug for Call<A, R, W> {
     }
 }
 
-fn too_large(peer: &Arc<str>, error: &EncodeError) -> CallError {
+pub(crate) fn too_large(peer: &Arc<str>, error: &EncodeError) -> CallError {
     let (len, max) = match *error {
         EncodeError::MessageTooLong { len, max } => (len, max),
         EncodeError::HeadTooLong { len, max } => (len as u64, max as u64),

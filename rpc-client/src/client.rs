@@ -243,6 +243,14 @@ impl ClientBuilder {
         self
     }
 
+    /// How many bytes of a stream the server may send before any of it is taken, at least 1; an item counts as 64 at
+    /// least, and one item may go beyond it. What a stream holds here is bounded by it. A larger window lets a stream from far away
+    /// go faster. Default: 128 KiB.
+    pub fn stream_window(mut self, bytes: u32) -> Self {
+        self.config.stream_window = bytes.max(1);
+        self
+    }
+
     /// For how long nothing may come from the server before it is sent a PING, also while calls are
     /// out. `None` for ever: a server that has vanished without a word is then found by nobody.
     /// At least 10 ms. Default: 30 s.
@@ -512,7 +520,7 @@ impl Attempt {
     }
 
     async fn drive(shared: Arc<Shared>, transport: Box<dyn Transport>) {
-        let connection = Connection::new(Arc::clone(&shared.peer), shared.config.ids_used);
+        let connection = Connection::new(Arc::clone(&shared.peer), shared.config.ids_used, shared.config.stream_window);
         shared.gauges.connected(&connection);
         {
             let mut manager = shared.lock();

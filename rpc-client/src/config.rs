@@ -19,6 +19,9 @@ pub(crate) struct Config {
     /// Bounds what a server may make us buffer.
     pub(crate) max_frame: u32,
     pub(crate) max_message: u32,
+    /// What a server may send of a stream before any of it is taken: at 64 bytes an item two thousand of
+    /// them, which is more than are consumed while credit is under way.
+    pub(crate) stream_window: u32,
     /// Often enough to find a dead server before people do, and to keep what stands between the two
     /// ends from forgetting the connection; seldom enough to cost nothing.
     pub(crate) keepalive_interval: Option<Duration>,
@@ -44,6 +47,7 @@ impl Default for Config {
             max_backoff: Duration::from_secs(10),
             max_frame: 256 * 1024,
             max_message: 4 * 1024 * 1024,
+            stream_window: 128 * 1024,
             keepalive_interval: Some(Duration::from_secs(30)),
             keepalive_timeout: Duration::from_secs(10),
             frame_timeout: Duration::from_secs(10),
@@ -59,6 +63,7 @@ impl Config {
         let mut hello = Hello::default();
         hello.max_frame = self.max_frame;
         hello.max_message = self.max_message;
+        hello.stream_window = self.stream_window;
         hello.codecs = CodecId::supported().iter().copied().chain([CodecId::BYTES]).collect();
         hello
     }

@@ -11,13 +11,14 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use rpc_codec::{GoAwayReason, Hello, PART_LEN, Remainder, SendBounds, patch_id};
+use rpc_codec::{CallKind, GoAwayReason, Hello, PART_LEN, Remainder, SendBounds, patch_id};
 use rpc_core::{CallId, Deadline, Executed, Metadata};
 use tokio::sync::Notify;
 
 use crate::{
     error::{CallError, LostCause},
     gauges::Load,
+    items::Items,
     queue::{self, Withdrawal},
     slots::Slots,
     sync::{Mutex, MutexGuard},
@@ -38,6 +39,8 @@ pub(crate) struct Connection {
     /// Bytes of frames that the task holds and has not written, or that have not come completely.
     pub(crate) unwritten: AtomicUsize,
     pub(crate) partial: AtomicUsize,
+    /// The credit of a stream from the server.
+    pub(crate) window: u32,
     /// Woken when there may be room for one more call.
     pub(crate) room: Notify,
     /// Woken when the server has said what it takes.
@@ -50,8 +53,10 @@ pub(crate) struct State {
     pub(crate) slots: Slots,
     /// Frames that the task has not begun to write.
     pub(crate) out: Vec<u8>,
-    /// Requests of which the first part has been queued, in turn.
+    /// Requests of which the first part has been queued, and calls that have items to be sent; in turn.
     uploads: VecDeque<Upload>,
+    /// The credit of a stream to the server.
+    server_window: u32,
     /// Calls that were given up since the task has looked.
     pub(crate) withdrawals: Vec<Withdrawal>,
     /// The most calls at once that the server welcomes.
@@ -68,11 +73,12 @@ pub(crate) struct State {
     pub(crate) ended: Option<CallError>,
 }
 
-/// A request whose last parts are not queued yet.
+/// A call of which there is more to be queued.
 #[derive(Debug)]
 struct Upload {
     id: CallId,
-    remainder: Remainder,
+    /// What is left of its request; if nothing is, its items follow.
+    request: Option<Remainder>,
 }
 
 /// What came of an attempt to send a call.
@@ -87,8 +93,8 @@ pub(crate) enum Sent {
 }
 
 impl Connection {
-    /// A connection on which `ids_used` ids count as used.
-    pub(crate) fn new(peer: Arc<str>, ids_used: u64) -> Arc<Self> {
+    /// A connection on which `ids_used` ids count as used, and to whose server our window of streams is told.
+    pub(crate) fn new(peer: Arc<str>, ids_used: u64, window: u32) -> Arc<Self> {
         let hello = Hello::default();
         let connection = Self {
             peer,
@@ -96,6 +102,7 @@ impl Connection {
                 slots: Slots::with_ids_used(ids_used),
                 out: Vec::new(),
                 uploads: VecDeque::new(),
+                server_window: hello.stream_window,
                 withdrawals: Vec::new(),
                 max_calls: hello.advised_calls as usize,
                 greeted: false,
@@ -109,6 +116,7 @@ impl Connection {
             bounds: AtomicU64::new(0),
             unwritten: AtomicUsize::new(0),
             partial: AtomicUsize::new(0),
+            window,
             room: Notify::new(),
             greeting: Notify::new(),
         };
@@ -126,6 +134,7 @@ impl Connection {
         self.set_bounds(hello);
         state.greeted = true;
         state.max_calls = (hello.advised_calls as usize).clamp(1, MAX_CALLS);
+        state.widen(hello.stream_window);
         self.notify_all();
     }
 
@@ -151,12 +160,13 @@ impl Connection {
         self.may_yet_greet() || self.bounds() != bounds
     }
 
-    /// Appends a call whose id is still to be set, and takes what does not fit into its frame out of
+    /// Appends a call of this kind whose id is still to be set, and takes what does not fit into its frame out of
     /// `remainder`; `waker` is woken when its answer is there. `waited` for who comes from
     /// [`Self::wait_for_room`].
     pub(crate) fn send(
         &self,
         frame: &[u8],
+        kind: CallKind,
         remainder: &mut Option<Remainder>,
         deadline: Deadline,
         waited: bool,
@@ -170,13 +180,15 @@ impl Connection {
             if !state.has_room() || (state.waiting_for_room > 0 && !waited) {
                 return Sent::NoRoom;
             }
-            let Some(id) = state.slots.insert(deadline, waker) else { return Sent::NoRoom };
+            let items = (kind != CallKind::Unary)
+                .then(|| Items::new(kind, self.window, state.server_window, remainder.is_some()));
+            let Some(id) = state.slots.insert(deadline, waker, items) else { return Sent::NoRoom };
             let start = state.out.len();
             state.out.extend_from_slice(frame);
             // Behind the copy, which would otherwise wait for this write.
             patch_id(&mut state.out[start..], id);
             if let Some(remainder) = remainder.take() {
-                state.uploads.push_back(Upload { id, remainder });
+                state.uploads.push_back(Upload { id, request: Some(remainder) });
             }
             (Sent::As(id), state.wake_task())
         };
@@ -211,9 +223,10 @@ impl Connection {
             let mut state = self.lock();
             let mut waker = None;
             let had_parts_to_come = state.stop_upload(id);
+            let has_items = state.slots.has_items(id);
             // None waits any more once the task has ended.
             if state.slots.abandon(id) {
-                state.withdrawals.push(Withdrawal::new(id, had_parts_to_come));
+                state.withdrawals.push(Withdrawal::new(id, had_parts_to_come).with_items(has_items));
                 waker = state.wake_task();
             }
             (waker.or_else(|| state.last_one_out()), state.waiting_for_room)
@@ -292,7 +305,10 @@ impl Connection {
         Load {
             calls: state.slots.used(),
             waiting: state.waiting_for_room + state.waiting_for_greeting,
-            outbound: state.out.len() + state.uploads_len() + self.unwritten.load(Ordering::Relaxed),
+            outbound: state.out.len()
+                + state.uploads_len()
+                + state.slots.items_to_send_len()
+                + self.unwritten.load(Ordering::Relaxed),
             inbound: state.slots.answers_len() + self.partial.load(Ordering::Relaxed),
         }
     }
@@ -307,9 +323,8 @@ impl Connection {
         self.greeting.notify_waiters();
     }
 
-    /// Fails what waits and takes nothing more. `unsent` are the calls that the task has taken, and of which
-    /// a frame has not left completely.
-    pub(crate) fn end(&self, cause: &LostCause, mut unsent: Vec<CallId>) {
+    /// Fails what waits and takes nothing more. `writing` is what the task has taken, of which `sent` bytes have left.
+    pub(crate) fn end(&self, cause: &LostCause, writing: &[u8], sent: usize) {
         let mut wakers = Vec::new();
         {
             let mut state = self.lock();
@@ -323,14 +338,18 @@ impl Connection {
             let said = said.map(|message| LostCause::GoneAway(Arc::clone(message)));
             let cause = said.as_ref().unwrap_or(cause);
             let lost = |executed| CallError::Lost { peer: Arc::clone(&self.peer), executed, source: cause.clone() };
-            queue::add_unsent(&state.out, 0, &mut unsent);
-            unsent.extend(state.uploads.iter().map(|upload| upload.id));
+            let mut unsent = Vec::new();
+            for (frames, sent) in [(writing, sent), (&state.out, 0)] {
+                queue::add_unsent(frames, sent, |id| state.slots.has_items(id), &mut unsent);
+            }
+            unsent.extend(state.uploads.iter().filter(|upload| upload.request.is_some()).map(|upload| upload.id));
             unsent.sort_unstable();
             let waiting: Vec<_> = state.slots.waiting().collect();
             for id in waiting {
                 let executed = state.executed(id, unsent.binary_search(&id).is_ok());
                 wakers.extend(state.slots.fail(id, lost(executed)));
             }
+            wakers.append(&mut state.slots.woken);
             state.ended.get_or_insert(lost(Executed::Never));
             state.out = Vec::new();
             state.uploads.clear();
@@ -357,25 +376,65 @@ impl State {
     /// Whether there are more.
     pub(crate) fn queue_parts(&mut self, max_frame: u32) -> bool {
         while self.out.len() < 2 * PART_LEN {
-            let Some(Upload { id, mut remainder }) = self.uploads.pop_front() else { return false };
-            let mut last = false;
-            self.append(|out| last = remainder.encode_part(out, id, max_frame));
-            if !last {
-                self.uploads.push_back(Upload { id, remainder });
+            let Some(Upload { id, request }) = self.uploads.pop_front() else { return false };
+            match request {
+                Some(remainder) => self.queue_part(id, remainder, max_frame),
+                None => self.queue_items(id),
             }
         }
         !self.uploads.is_empty()
     }
 
-    fn uploads_len(&self) -> usize {
-        self.uploads.iter().map(|upload| upload.remainder.len()).sum()
+    fn queue_part(&mut self, id: CallId, mut remainder: Remainder, max_frame: u32) {
+        let mut last = false;
+        self.append(|out| last = remainder.encode_part(out, id, max_frame));
+        if !last {
+            return self.uploads.push_back(Upload { id, request: Some(remainder) });
+        }
+        if let Some(items) = self.slots.items(id) {
+            items.held_back = false;
+            self.list_items(id);
+        }
     }
 
-    /// Sends no more parts of a request whose call has ended. Whether there were any.
+    fn queue_items(&mut self, id: CallId) {
+        let Some(items) = self.slots.items(id) else { return };
+        items.queued = items.outflow.queue.take_part(&mut self.out);
+        let (more, waker) = (items.queued, items.ready_sender());
+        self.slots.woken.extend(waker);
+        if more {
+            self.uploads.push_back(Upload { id, request: None });
+        }
+    }
+
+    /// Notes that a call may have items to be sent.
+    pub(crate) fn list_items(&mut self, id: CallId) {
+        let Some(items) = self.slots.items(id) else { return };
+        if !items.queued && !items.held_back && !items.outflow.queue.is_empty() {
+            items.queued = true;
+            self.uploads.push_back(Upload { id, request: None });
+        }
+    }
+
+    fn uploads_len(&self) -> usize {
+        self.uploads.iter().filter_map(|upload| upload.request.as_ref()).map(Remainder::len).sum()
+    }
+
+    /// The server's window is known.
+    fn widen(&mut self, window: u32) {
+        self.server_window = self.server_window.max(window);
+        let woken: Vec<_> = self.slots.all_items().filter_map(|items| items.widen(window)).collect();
+        self.slots.woken.extend(woken);
+    }
+
+    /// Sends no more parts and items of a call that has ended. Whether there were parts of its request.
     pub(crate) fn stop_upload(&mut self, id: CallId) -> bool {
-        let before = self.uploads.len();
-        self.uploads.retain(|upload| upload.id != id);
-        self.uploads.len() < before
+        let mut had_parts = false;
+        self.uploads.retain(|upload| {
+            had_parts |= upload.id == id && upload.request.is_some();
+            upload.id != id
+        });
+        had_parts
     }
 
     /// What a call that waits is told about it. A request that has not left completely cannot have been
@@ -384,13 +443,18 @@ impl State {
         if incomplete && !self.slots.has_parts_to_come(id) { Executed::Never } else { Executed::Maybe }
     }
 
+    /// Whether anybody waits for room.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.waiting_for_room > 0
+    }
+
     /// The waker of the task if it waits for the last call to end, and that has happened.
-    fn last_one_out(&mut self) -> Option<Waker> {
+    pub(crate) fn last_one_out(&mut self) -> Option<Waker> {
         if self.closing && self.slots.used() == 0 { self.wake_task() } else { None }
     }
 
     /// The waker to be woken when the lock is released; none if the task is awake.
-    fn wake_task(&mut self) -> Option<Waker> {
+    pub(crate) fn wake_task(&mut self) -> Option<Waker> {
         if mem::replace(&mut self.task_is_awake, true) { None } else { self.task.clone() }
     }
 }
@@ -414,7 +478,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-fn wake(waker: Option<Waker>) {
+pub(crate) fn wake(waker: Option<Waker>) {
     if let Some(waker) = waker {
         waker.wake();
     }

@@ -211,6 +211,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             encode_go_away(&mut self.writing, CallId::CONNECTION, GoAwayReason::Drain, "the client is closing");
         }
         let expiry = state.slots.next_expiry();
+        self.wakers.append(&mut state.slots.woken);
         drop(state);
         self.wakers.drain(..).for_each(Waker::wake);
         (more, expiry)
@@ -224,7 +225,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         queue::take_out(&mut self.writing, self.sent, &mut withdrawals);
         queue::take_out(&mut state.out, 0, &mut withdrawals);
         note_len(&self.connection.unwritten, self.writing.len() - self.sent);
-        for Withdrawal { id, incomplete, unopened } in withdrawals.drain(..) {
+        for Withdrawal { id, incomplete, unopened, .. } in withdrawals.drain(..) {
             if !unopened {
                 state.append(|out| encode_cancel(out, id));
             }
@@ -348,6 +349,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         };
         // Who is woken now appends without waking us, if we take another turn anyway.
         state.task_is_awake |= answers > 1;
+        self.wakers.append(&mut state.slots.woken);
         drop(state);
         if self.wakers.len() < MANY {
             self.wakers.drain(..).for_each(Waker::wake);
@@ -407,9 +409,7 @@ impl<T> Driver<T> {
         if mem::replace(&mut self.over, true) {
             return;
         }
-        let mut unsent = Vec::new();
-        queue::add_unsent(&self.writing, self.sent, &mut unsent);
-        self.connection.end(cause, unsent);
+        self.connection.end(cause, &self.writing, self.sent);
         if self.phase == Phase::Open {
             self.gauges.lost(cause);
         }
@@ -453,7 +453,8 @@ fn told(cause: &LostCause) -> Option<GoAwayReason> {
 fn expire(state: &mut State) {
     for id in state.slots.expired(clock::now()) {
         let had_parts_to_come = state.stop_upload(id);
-        state.withdrawals.push(Withdrawal::new(id, had_parts_to_come));
+        let has_items = state.slots.has_items(id);
+        state.withdrawals.push(Withdrawal::new(id, had_parts_to_come).with_items(has_items));
     }
 }
 

@@ -55,7 +55,7 @@ pub enum CallError {
         /// request had not been handed to the transport, or only in part: then the rest never is.
         executed: Executed,
     },
-    /// The request is longer than the server takes. Never executed.
+    /// The request, or an item, is longer than the server takes. A request is then never executed.
     #[error("the request of {len} bytes exceeds the {max} that {peer} takes")]
     RequestTooLarge {
         /// The other end.
@@ -100,6 +100,19 @@ pub enum CallError {
     /// The client was closed. Never executed.
     #[error("the client was closed")]
     Closed,
+    /// No more items can be sent: the server has ended the call. Its answer, which comes elsewhere, says how.
+    #[error("{peer} has ended the call; its answer says how")]
+    Ended {
+        /// The other end.
+        peer: Arc<str>,
+    },
+    /// The sink of the call was dropped before it was closed, and the call was cancelled: what the server
+    /// has got is not all there was to come.
+    #[error("the sink of the call was dropped before it was closed")]
+    SinkDropped {
+        /// The other end.
+        peer: Arc<str>,
+    },
     /// The call was polled outside of a tokio runtime. Never executed.
     #[error("a call needs a tokio runtime, and there is none here")]
     NoRuntime,
@@ -117,7 +130,7 @@ impl CallError {
             Self::Encode(_) | Self::Decode { .. } | Self::MalformedResponse { .. } | Self::NoRuntime => {
                 StatusCode::Internal
             }
-            Self::Closed => StatusCode::Cancelled,
+            Self::Closed | Self::Ended { .. } | Self::SinkDropped { .. } => StatusCode::Cancelled,
         }
     }
 
@@ -127,7 +140,7 @@ impl CallError {
             Self::Status(status) => status.executed(),
             Self::Lost { executed, .. } | Self::DeadlineExceeded { executed, .. } => *executed,
             Self::Decode { .. } | Self::ResponseTooLarge { .. } => Executed::Finished,
-            Self::MalformedResponse { .. } => Executed::Maybe,
+            Self::MalformedResponse { .. } | Self::Ended { .. } | Self::SinkDropped { .. } => Executed::Maybe,
             _ => Executed::Never,
         }
     }

@@ -22,9 +22,9 @@ pub struct ClientSnapshot {
     pub waiting_for_connection: u64,
     /// Calls that wait on a connection: for room, or for the server to say what it takes.
     pub waiting_for_room: u64,
-    /// Bytes that the transports have not taken yet: of frames, and of bodies that leave in parts.
+    /// Bytes that the transports have not taken yet: of frames, of bodies that leave in parts, and of items.
     pub outbound_bytes: u64,
-    /// Bytes that have come: of frames and bodies that are not complete, and of answers that were not
+    /// Bytes that have come: of frames and bodies that are not complete, and of answers and items that were not
     /// fetched yet.
     pub inbound_bytes: u64,
     /// Attempts to connect that are under way, or wait until they are due.
@@ -33,6 +33,8 @@ pub struct ClientSnapshot {
     pub connected: bool,
     /// Answers that came when their caller had gone, or that came twice. They are dropped.
     pub late_answers: u64,
+    /// Items and credit that came for calls that had ended. They are dropped.
+    pub late_items: u64,
     /// Connections made.
     pub connects: u64,
     /// Attempts that failed.
@@ -60,6 +62,7 @@ pub(crate) struct Gauges {
     pub(crate) waiting_for_connection: Gauge,
     pub(crate) connecting: Arc<Gauge>,
     pub(crate) late_answers: AtomicU64,
+    pub(crate) late_items: AtomicU64,
     pub(crate) connects: AtomicU64,
     pub(crate) failed_connects: AtomicU64,
     lost_connections: AtomicU64,
@@ -104,6 +107,7 @@ impl Gauges {
             connecting: self.connecting.read(),
             connected,
             late_answers: self.late_answers.load(Relaxed),
+            late_items: self.late_items.load(Relaxed),
             connects: self.connects.load(Relaxed),
             failed_connects: self.failed_connects.load(Relaxed),
             lost_connections: self.lost_connections.load(Relaxed),

@@ -14,12 +14,16 @@ mod connection;
 mod driver;
 mod error;
 mod gauges;
+mod items;
 mod noise;
 mod queue;
 #[cfg(all(test, shuttle))]
 mod schedules;
 mod scratch;
+mod sink;
 mod slots;
+mod stream;
+mod streaming;
 mod sync;
 mod vigil;
 
@@ -27,3 +31,7 @@ pub use call::{Call, InCodec, Method, Untouched, WireForm};
 pub use client::{Client, ClientBuilder, Response, ServiceClient};
 pub use error::{CallError, LostCause};
 pub use gauges::ClientSnapshot;
+pub use rpc_codec::{Coded, DecodeItem, EncodeItem, Plain};
+pub use sink::ItemSink;
+pub use stream::{ItemStream, Reply};
+pub use streaming::{BothWays, ClientStream, Exchange, ServerStream};

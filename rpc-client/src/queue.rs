@@ -15,12 +15,19 @@ pub(crate) struct Withdrawal {
     pub(crate) incomplete: bool,
     /// Nothing of its request leaves: for the server the call has never been.
     pub(crate) unopened: bool,
+    /// Not all that is sent of it belongs to its request.
+    has_items: bool,
 }
 
 impl Withdrawal {
     /// Of a call with parts of its request to come, or without.
     pub(crate) fn new(id: CallId, has_parts_to_come: bool) -> Self {
-        Self { id, incomplete: has_parts_to_come, unopened: false }
+        Self { id, incomplete: has_parts_to_come, unopened: false, has_items: false }
+    }
+
+    /// The same of a call that has items, or has none.
+    pub(crate) fn with_items(self, has_items: bool) -> Self {
+        Self { has_items, ..self }
     }
 }
 
@@ -44,8 +51,9 @@ pub(crate) fn take_out(frames: &mut Vec<u8>, sent: usize, withdrawals: &mut [Wit
 
 fn is_withdrawn(frame: &QueuedFrame, withdrawals: &mut [Withdrawal]) -> bool {
     let Ok(found) = withdrawals.binary_search_by_key(&frame.id, |withdrawal| withdrawal.id) else { return false };
-    withdrawals[found].incomplete = true;
-    withdrawals[found].unopened |= frame.opens_call();
+    let withdrawal = &mut withdrawals[found];
+    withdrawal.incomplete |= frame.opens_call() || !withdrawal.has_items;
+    withdrawal.unopened |= frame.opens_call();
     true
 }
 
@@ -57,12 +65,13 @@ fn close_up(frames: &mut [u8], kept: usize, run: usize, end: usize) -> usize {
     kept + (end - run)
 }
 
-/// Adds the calls to `ids` of which a frame has not left completely, when `sent` bytes of the queue have.
-pub(crate) fn add_unsent(frames: &[u8], sent: usize, ids: &mut Vec<CallId>) {
+/// Adds the calls to `ids` of whose requests a frame has not left completely, when `sent` bytes of the queue have. Those
+/// that have items stop counting with their REQUEST: what follows may be a part of an item.
+pub(crate) fn add_unsent(frames: &[u8], sent: usize, has_items: impl Fn(CallId) -> bool, ids: &mut Vec<CallId>) {
     let mut at = 0;
     while let Some(frame) = QueuedFrame::at(frames, at) {
         at = frame.range.end;
-        if at > sent {
+        if at > sent && (frame.opens_call() || (frame.is_part() && !has_items(frame.id))) {
             ids.push(frame.id);
         }
     }
@@ -107,7 +116,7 @@ mod tests {
 
     fn ids(frames: &[u8]) -> Vec<u64> {
         let mut ids = Vec::new();
-        add_unsent(frames, 0, &mut ids);
+        add_unsent(frames, 0, |_| false, &mut ids);
         ids.iter().map(|id| id.sequence()).collect()
     }
 
@@ -164,7 +173,7 @@ mod tests {
         let (frames, starts) = requests(3);
         for (sent, unsent) in [(0, 3), (starts[1] - 1, 3), (starts[1], 2), (frames.len() - 1, 1), (frames.len(), 0)] {
             let mut ids = Vec::new();
-            add_unsent(&frames, sent, &mut ids);
+            add_unsent(&frames, sent, |_| false, &mut ids);
             assert_eq!(ids.len(), unsent, "{sent} bytes have left");
         }
     }

@@ -2,10 +2,10 @@
 
 use std::{mem, task::Waker, time::Instant};
 
-use rpc_codec::{Assembly, PartError};
+use rpc_codec::{Assembly, CallKind, FlowError, Intake, PartError};
 use rpc_core::{CallId, Deadline, Metadata};
 
-use crate::error::CallError;
+use crate::{error::CallError, items::Items};
 
 /// The waiting calls of one connection.
 ///
@@ -21,6 +21,10 @@ pub(crate) struct Slots {
     given_up: u64,
     /// Answers that nobody waited for.
     late: u64,
+    /// Frames that calls with items which have ended may still get.
+    late_frames: u64,
+    /// Who is to be woken because of items, when the lock is released.
+    pub(crate) woken: Vec<Waker>,
     /// No call expires before this; it may be early.
     next_expiry: Option<Instant>,
 }
@@ -35,6 +39,8 @@ struct Slot {
     body: Vec<u8>,
     /// An answer of which parts are still to come.
     download: Option<Box<Download>>,
+    /// If the call has any.
+    items: Option<Box<Items>>,
 }
 
 #[derive(Debug)]
@@ -48,6 +54,15 @@ enum SlotState {
     Waiting(Option<Waker>),
     /// Boxed, so that an outcome is two words and moves in registers.
     Done(Result<Metadata, Box<CallError>>),
+}
+
+/// What has come of a call with items.
+#[derive(Debug)]
+pub(crate) enum Came {
+    /// Items that were moved.
+    Items,
+    /// The end, with the metadata beside it.
+    End(Metadata),
 }
 
 /// What an answer's id leads to.
@@ -78,7 +93,7 @@ impl Slots {
     }
 
     /// Takes a slot and the next id for a call whose answer will wake `waker`. `None` when there is no slot or no id left.
-    pub(crate) fn insert(&mut self, deadline: Deadline, waker: &Waker) -> Option<CallId> {
+    pub(crate) fn insert(&mut self, deadline: Deadline, waker: &Waker, items: Option<Box<Items>>) -> Option<CallId> {
         if self.exhausted() {
             return None;
         }
@@ -92,6 +107,7 @@ impl Slots {
                     deadline: Deadline::NONE,
                     body: Vec::new(),
                     download: None,
+                    items: None,
                 });
                 slot
             }
@@ -103,6 +119,7 @@ impl Slots {
         tenant.id = id;
         tenant.state = SlotState::Waiting(Some(waker.clone()));
         tenant.deadline = deadline;
+        tenant.items = items;
         if let Some(expiry) = deadline.instant() {
             self.next_expiry = Some(self.next_expiry.map_or(expiry, |next| next.min(expiry)));
         }
@@ -132,7 +149,109 @@ impl Slots {
             (None, SlotState::Done(Ok(_))) => slot.body.len(),
             _ => 0,
         };
-        self.slots.iter().map(len).sum()
+        let items = |slot: &Slot| slot.items.as_ref().map_or(0, |items| items.inflow.len());
+        self.slots.iter().map(|slot| len(slot) + items(slot)).sum()
+    }
+
+    /// Bytes of items that are to be sent.
+    pub(crate) fn items_to_send_len(&self) -> usize {
+        self.slots.iter().filter_map(|slot| slot.items.as_ref()).map(|items| items.outflow.queue.len()).sum()
+    }
+
+    /// The items of a call that waits, if it has any.
+    #[inline]
+    pub(crate) fn items(&mut self, id: CallId) -> Option<&mut Items> {
+        let slot = self.slots.get_mut(usize::from(id.slot()))?;
+        let waits = slot.id == id && matches!(slot.state, SlotState::Waiting(_));
+        slot.items.as_deref_mut().filter(|_| waits)
+    }
+
+    /// Whether this is the id of a call with items that was not fetched.
+    pub(crate) fn has_items(&self, id: CallId) -> bool {
+        self.slots.get(usize::from(id.slot())).is_some_and(|slot| slot.id == id && slot.items.is_some())
+    }
+
+    /// The items of all calls that wait.
+    pub(crate) fn all_items(&mut self) -> impl Iterator<Item = &mut Items> {
+        self.slots.iter_mut().filter(|slot| slot.is_waiting()).filter_map(|slot| slot.items.as_deref_mut())
+    }
+
+    /// Adds an item, or its first part, to those of a call that waits. Its waker if one is complete.
+    ///
+    /// # Errors
+    ///
+    /// The server broke a rule.
+    #[inline]
+    pub(crate) fn add_item(
+        &mut self,
+        id: CallId,
+        (len, part, more): (u32, &[u8], bool),
+        max: u32,
+    ) -> Result<Option<Waker>, FlowError> {
+        let slot = &mut self.slots[usize::from(id.slot())];
+        let Some(items) = slot.items.as_deref_mut().filter(|items| items.kind.server_sends()) else {
+            return Err(slot.wrong_way());
+        };
+        let complete = items.inflow.add(len, part, more, max)?;
+        Ok(if complete { slot.take_waker() } else { None })
+    }
+
+    /// Adds a further part to an item of a call that waits, if it is within one. Its waker if that is complete.
+    ///
+    /// # Errors
+    ///
+    /// The server broke a rule.
+    pub(crate) fn add_item_part(&mut self, id: CallId, part: &[u8], more: bool) -> Result<Option<Waker>, FlowError> {
+        let slot = &mut self.slots[usize::from(id.slot())];
+        let Some(items) = slot.items.as_deref_mut() else { return Ok(None) };
+        let complete = items.inflow.add_part(part, more)?;
+        Ok(if complete { slot.take_waker() } else { None })
+    }
+
+    /// Whether a call that waits is within an item.
+    pub(crate) fn is_within_item(&self, id: CallId) -> bool {
+        let items = self.slots[usize::from(id.slot())].items.as_ref();
+        items.is_some_and(|items| items.inflow.is_within_item())
+    }
+
+    /// Adds credit to the items of a call that waits. Whether an item has paid for that.
+    ///
+    /// # Errors
+    ///
+    /// The server broke a rule.
+    pub(crate) fn add_credit(&mut self, id: CallId, bytes: u32) -> Result<bool, FlowError> {
+        let slot = &mut self.slots[usize::from(id.slot())];
+        let Some(items) = slot.items.as_deref_mut().filter(|items| items.kind.client_sends()) else {
+            return Err(slot.wrong_way());
+        };
+        let paid = items.outflow.add_credit(bytes)?;
+        self.woken.extend(items.ready_sender());
+        Ok(paid)
+    }
+
+    /// Notes a frame of a call with items that has ended. Whether that has paid for it.
+    pub(crate) fn late_frame(&mut self) -> bool {
+        let paid = self.late_frames > 0;
+        self.late_frames -= u64::from(paid);
+        paid
+    }
+
+    /// What has come of a call: items, which are moved into `intake`, or its outcome behind the last of them. If neither has,
+    /// `waker` will be woken.
+    pub(crate) fn take_items(
+        &mut self,
+        id: CallId,
+        intake: &mut Intake,
+        waker: &Waker,
+        body: &mut Vec<u8>,
+    ) -> Option<Result<Came, Box<CallError>>> {
+        let slot = &mut self.slots[usize::from(id.slot())];
+        if let Some(items) = &mut slot.items
+            && intake.refill(&mut items.inflow)
+        {
+            return Some(Ok(Came::Items));
+        }
+        self.take(id, waker, body).map(|outcome| outcome.map(Came::End))
     }
 
     /// Ends a waiting call with a reply.
@@ -140,7 +259,18 @@ impl Slots {
         let slot = &mut self.slots[usize::from(id.slot())];
         slot.body.clear();
         slot.body.extend_from_slice(body);
-        slot.finish(Ok(metadata))
+        if slot.items.is_some() {
+            self.end_items(id);
+        }
+        self.slots[usize::from(id.slot())].finish(Ok(metadata))
+    }
+
+    /// Ends the items of a call that ends: those that have come may still be taken.
+    fn end_items(&mut self, id: CallId) {
+        let Some(items) = &mut self.slots[usize::from(id.slot())].items else { return };
+        self.late_frames = self.late_frames.saturating_add(items.frames_to_come());
+        items.outflow.queue.clear();
+        self.woken.extend(items.sender.take());
     }
 
     /// Begins the answer of a waiting call, whose body comes in parts.
@@ -169,11 +299,13 @@ impl Slots {
         }
         let Download { metadata, mut assembly } = *download;
         slot.body = assembly.take();
-        Ok(slot.finish(Ok(metadata)))
+        self.end_items(id);
+        Ok(self.slots[usize::from(id.slot())].finish(Ok(metadata)))
     }
 
     /// Ends a waiting call with an error.
     pub(crate) fn fail(&mut self, id: CallId, error: CallError) -> Option<Waker> {
+        self.end_items(id);
         self.slots[usize::from(id.slot())].finish(Err(Box::new(error)))
     }
 
@@ -229,8 +361,22 @@ impl Slots {
     /// Frees the slot of a call whose caller has gone. `true` if it still waited.
     pub(crate) fn abandon(&mut self, id: CallId) -> bool {
         let waited = self.find(id) == Found::Waiting;
-        self.given_up += u64::from(waited);
+        if waited {
+            self.given_up += 1;
+            self.end_items(id);
+        }
         self.release(id);
+        waited
+    }
+
+    /// Ends a call that waits because its caller has given up, but has not gone. Whether it waited.
+    pub(crate) fn give_up(&mut self, id: CallId, error: CallError) -> bool {
+        let waited = self.find(id) == Found::Waiting;
+        if waited {
+            self.given_up += 1;
+            let waker = self.fail(id, error);
+            self.woken.extend(waker);
+        }
         waited
     }
 
@@ -242,6 +388,7 @@ impl Slots {
         slot.id = CallId::CONNECTION;
         slot.state = SlotState::Waiting(None);
         slot.download = None;
+        slot.items = None;
         if slot.body.capacity() > MAX_KEPT_LEN {
             slot.body = Vec::new();
         }
@@ -253,6 +400,19 @@ impl Slots {
 impl Slot {
     fn is_waiting(&self) -> bool {
         self.id != CallId::CONNECTION && matches!(self.state, SlotState::Waiting(_))
+    }
+
+    fn take_waker(&mut self) -> Option<Waker> {
+        match &mut self.state {
+            SlotState::Waiting(waker) => waker.take(),
+            SlotState::Done(_) => None,
+        }
+    }
+
+    #[cold]
+    fn wrong_way(&self) -> FlowError {
+        let kind = self.items.as_ref().map_or(CallKind::Unary, |items| items.kind);
+        FlowError::WrongWay { kind: kind.name() }
     }
 
     fn finish(&mut self, outcome: Result<Metadata, Box<CallError>>) -> Option<Waker> {
@@ -276,9 +436,9 @@ mod tests {
     #[test]
     fn an_answer_for_an_earlier_tenant_of_the_slot_is_late() {
         let mut slots = Slots::default();
-        let first = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
+        let first = slots.insert(Deadline::NONE, Waker::noop(), None).unwrap();
         assert!(slots.abandon(first));
-        let second = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
+        let second = slots.insert(Deadline::NONE, Waker::noop(), None).unwrap();
         assert_eq!(first.slot(), second.slot());
         assert_eq!(slots.find(first), Found::Late);
         assert_eq!(slots.find(second), Found::Waiting);
@@ -292,7 +452,7 @@ mod tests {
         let mut slots = Slots::default();
         let mut last = CallId::CONNECTION;
         for round in 0..100 {
-            let id = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
+            let id = slots.insert(Deadline::NONE, Waker::noop(), None).unwrap();
             assert!(id > last);
             last = id;
             if round % 3 == 0 {
@@ -304,15 +464,15 @@ mod tests {
     #[test]
     fn a_connection_whose_ids_are_used_up_takes_no_more_calls() {
         let mut slots = Slots { sequence: CallId::MAX_SEQUENCE - 1, ..Slots::default() };
-        let last = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
+        let last = slots.insert(Deadline::NONE, Waker::noop(), None).unwrap();
         assert_eq!(last.sequence(), CallId::MAX_SEQUENCE);
-        assert!(slots.exhausted() && slots.insert(Deadline::NONE, Waker::noop()).is_none());
+        assert!(slots.exhausted() && slots.insert(Deadline::NONE, Waker::noop(), None).is_none());
     }
 
     #[test]
     fn a_fetched_answer_leaves_the_slot_to_the_next() {
         let mut slots = Slots::default();
-        let id = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
+        let id = slots.insert(Deadline::NONE, Waker::noop(), None).unwrap();
         let mut body = Vec::new();
         assert!(slots.take(id, Waker::noop(), &mut body).is_none());
         assert!(slots.reply(id, Metadata::new(), b"book").is_some());
@@ -325,9 +485,9 @@ mod tests {
     fn as_many_answers_may_be_late_as_calls_were_given_up() {
         let mut slots = Slots::default();
         let now = Instant::now();
-        let abandoned = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
-        slots.insert(Deadline::at(now), Waker::noop()).unwrap();
-        let answered = slots.insert(Deadline::NONE, Waker::noop()).unwrap();
+        let abandoned = slots.insert(Deadline::NONE, Waker::noop(), None).unwrap();
+        slots.insert(Deadline::at(now), Waker::noop(), None).unwrap();
+        let answered = slots.insert(Deadline::NONE, Waker::noop(), None).unwrap();
         slots.reply(answered, Metadata::new(), b"an answer");
         assert_eq!(slots.answers_len(), 9);
         assert!(!slots.abandon(answered), "it has its answer");
@@ -341,8 +501,8 @@ mod tests {
         let mut slots = Slots::default();
         let now = Instant::now();
         let deadline = Deadline::after(now, Duration::from_secs(1));
-        let answered = slots.insert(deadline, Waker::noop()).unwrap();
-        let waiting = slots.insert(deadline, Waker::noop()).unwrap();
+        let answered = slots.insert(deadline, Waker::noop(), None).unwrap();
+        let waiting = slots.insert(deadline, Waker::noop(), None).unwrap();
         slots.reply(answered, Metadata::new(), b"");
         assert!(slots.expired(now).is_empty());
         assert_eq!(slots.expired(now + Duration::from_secs(1)), [waiting]);

@@ -76,7 +76,7 @@ fn decode_kind<'a>(header: &Header, head: &'a [u8], body: &'a [u8]) -> Result<Fr
     let id = header.id;
     let Some(kind) = header.kind else { return Ok(Frame::Ignored { kind: header.kind_byte }) };
     Ok(match kind {
-        Kind::Request => match RequestFrame::decode(id, header.more(), head, body) {
+        Kind::Request => match RequestFrame::decode(id, header.flags, head, body) {
             Ok(request) => Frame::Request(request),
             Err(error) => Frame::Malformed { id, error },
         },
@@ -99,15 +99,39 @@ fn decode_kind<'a>(header: &Header, head: &'a [u8], body: &'a [u8]) -> Result<Fr
         Kind::Pong => Frame::Pong(opaque(kind, head)?),
         Kind::GoAway => Frame::GoAway(decode_go_away(head)?),
         Kind::Hello => return Err(DecodeError::Malformed { kind: kind.name(), why: "it must be the first frame" }),
-        Kind::Item | Kind::End | Kind::Credit => {
-            return Err(DecodeError::Malformed { kind: kind.name(), why: "the call is not a stream" });
-        }
+        Kind::Item => decode_item(header, head, body)?,
+        Kind::End => Frame::End { id },
+        Kind::Credit => Frame::Credit { id, bytes: decode_credit(head)? },
     })
 }
 
 fn opaque(kind: Kind, head: &[u8]) -> Result<[u8; 8], DecodeError> {
     let bytes = head.first_chunk::<8>();
     bytes.copied().ok_or(DecodeError::Malformed { kind: kind.name(), why: "it must carry eight bytes" })
+}
+
+fn decode_item<'a>(header: &Header, head: &[u8], part: &'a [u8]) -> Result<Frame<'a>, DecodeError> {
+    let (id, more) = (header.id, header.more());
+    if !more {
+        // No item comes near the 4 GiB that a frame might have.
+        return Ok(Frame::Item { id, more, len: part.len() as u32, part });
+    }
+    let malformed = |why| DecodeError::Malformed { kind: Kind::Item.name(), why };
+    let len = head.first_chunk::<4>().ok_or(malformed("an item in parts must say its length"))?;
+    let len = u32::from_be_bytes(*len);
+    if part.len() as u64 >= u64::from(len) {
+        return Err(malformed("the first part is as long as the item"));
+    }
+    Ok(Frame::Item { id, more, len, part })
+}
+
+fn decode_credit(head: &[u8]) -> Result<u32, DecodeError> {
+    let malformed = |why| DecodeError::Malformed { kind: Kind::Credit.name(), why };
+    let bytes = head.first_chunk::<4>().ok_or(malformed("it must say how many bytes"))?;
+    match u32::from_be_bytes(*bytes) {
+        0 => Err(malformed("it gives nothing")),
+        bytes => Ok(bytes),
+    }
 }
 
 fn decode_go_away(head: &[u8]) -> Result<GoAway<'_>, DecodeError> {

@@ -5,7 +5,7 @@ use rpc_core::{CallId, Executed, Metadata, Refusal, Status, StatusCode};
 use crate::{
     details::{self, FieldTooLong},
     error::EncodeError,
-    frame::{GoAwayReason, RequestHead},
+    frame::{CallKind, GoAwayReason, RequestHead},
     header::{COUNTED_LEN, FLAG_MORE, HEADER_LEN, Kind},
     parts::{PART_LEN, Remainder},
 };
@@ -110,6 +110,11 @@ impl OpenMessage {
         Self { frame }
     }
 
+    /// Where in its buffer the frame begins.
+    pub fn start(&self) -> usize {
+        self.frame.start
+    }
+
     /// The body as far as it has been written.
     pub fn body<'a>(&self, out: &'a [u8]) -> &'a [u8] {
         &out[self.frame.body_start(out)..]
@@ -173,6 +178,11 @@ impl OpenMessage {
     }
 }
 
+/// Says in a whole REQUEST which ways the items of its call go.
+pub fn mark_kind(request: &mut [u8], kind: CallKind) {
+    request[FLAGS_AT] |= kind.flags();
+}
+
 /// Sets the id of a whole frame that was encoded before its id was known.
 pub fn patch_id(frame: &mut [u8], id: CallId) {
     frame[8..HEADER_LEN].copy_from_slice(&id.to_wire().to_be_bytes());
@@ -212,6 +222,68 @@ pub fn encode_refusal(out: &mut Vec<u8>, id: CallId, refusal: &Refusal) {
     out.extend_from_slice(message.as_bytes());
     details::encode_refusal(out, refusal).expect("names of limits are cut");
     frame.finish_head(out, Kind::Response, id);
+}
+
+/// Appends an END.
+pub fn encode_end(out: &mut Vec<u8>, id: CallId) {
+    OpenFrame::begin(out).finish_head(out, Kind::End, id);
+}
+
+/// Appends a CREDIT.
+pub fn encode_credit(out: &mut Vec<u8>, id: CallId, bytes: u32) {
+    let frame = OpenFrame::begin(out);
+    out.extend_from_slice(&bytes.to_be_bytes());
+    frame.finish_head(out, Kind::Credit, id);
+}
+
+/// Appends an item that `encode` writes; a long one as several frames. Says how long it is.
+///
+/// # Errors
+///
+/// That of `encode`, or the item is longer than the other end takes. `out` is then as it was, also when
+/// `encode` panics and its caller cuts `out` back.
+pub fn encode_item<E>(
+    out: &mut Vec<u8>,
+    id: CallId,
+    bounds: SendBounds,
+    encode: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+) -> Result<usize, ItemError<E>> {
+    let frame = OpenFrame::begin(out);
+    let body_start = frame.start + HEADER_LEN;
+    if let Err(error) = encode(out) {
+        out.truncate(frame.start);
+        return Err(ItemError::Encode(error));
+    }
+    let len = out.len() - body_start;
+    if len > bounds.max_message as usize {
+        out.truncate(frame.start);
+        let max = u64::from(bounds.max_message);
+        return Err(ItemError::TooLong(EncodeError::MessageTooLong { len: len as u64, max }));
+    }
+    let longest = (bounds.max_frame.saturating_sub(COUNTED_LEN) as usize).min(PART_LEN);
+    if len <= longest {
+        frame.finish_part(out, Kind::Item, 0, id);
+        return Ok(len);
+    }
+    let body = out.split_off(body_start);
+    // The head is within the frame as well.
+    let first = longest - ITEM_HEAD_LEN;
+    out.extend_from_slice(&(len as u32).to_be_bytes());
+    out.extend_from_slice(&body[..first]);
+    frame.write_header(out, Kind::Item, ITEM_HEAD_LEN, id);
+    out[frame.start + FLAGS_AT] = FLAG_MORE;
+    let mut remainder = Remainder::behind(body, first);
+    while !remainder.encode_part(out, id, bounds.max_frame) {}
+    Ok(len)
+}
+
+/// Why an item cannot be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ItemError<E> {
+    /// It could not be encoded.
+    Encode(E),
+    /// It is longer than the other end takes.
+    TooLong(EncodeError),
 }
 
 /// Appends a CANCEL.
@@ -266,4 +338,6 @@ fn write_response_head(out: &mut Vec<u8>, code: StatusCode, executed: Executed) 
 const LEN_LEN: usize = 4;
 const KIND_AT: usize = 4;
 const FLAGS_AT: usize = 5;
+/// The head of an item in parts: its length.
+const ITEM_HEAD_LEN: usize = 4;
 const HEAD_LEN_AT: usize = 6;

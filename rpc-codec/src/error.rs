@@ -133,3 +133,42 @@ pub struct PartError {
     /// Whether more were to follow.
     pub more: bool,
 }
+
+/// The other end broke a rule of streams. The connection cannot go on: what it believes about the stream
+/// is not what we do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FlowError {
+    /// A frame for a direction in which the call has no items.
+    #[error("the call is {kind}")]
+    WrongWay {
+        /// What the call is.
+        kind: &'static str,
+    },
+    /// An item that was not paid for.
+    #[error("the credit of the stream is used up")]
+    BeyondCredit,
+    /// An item is longer than a message may be.
+    #[error("an item of {len} bytes exceeds the limit of {max}")]
+    ItemTooLong {
+        /// The length of the item in bytes.
+        len: u32,
+        /// What is taken.
+        max: u32,
+    },
+    /// The parts of an item do not add up.
+    #[error(transparent)]
+    Parts(#[from] PartError),
+    /// An item or END in the middle of an item.
+    #[error("an item is not complete")]
+    WithinItem,
+    /// A part without an item.
+    #[error("no item is to go on")]
+    WithoutItem,
+    /// An item or END behind an END.
+    #[error("the stream has ended")]
+    AfterEnd,
+    /// More credit than can be kept.
+    #[error("the credit of the stream exceeds 2^32 - 1")]
+    CreditOverflow,
+}

@@ -6,6 +6,7 @@ use crate::{
     CodecId,
     details::{self, Details},
     error::HeadError,
+    header::{FLAG_MORE, FLAG_SENDS, FLAG_TAKES},
 };
 
 /// One frame, borrowed from the buffer it was read into.
@@ -24,6 +25,29 @@ pub enum Frame<'a> {
         more: bool,
         /// The part.
         part: &'a [u8],
+    },
+    /// An item of a stream, or its first part.
+    Item {
+        /// The call.
+        id: CallId,
+        /// Whether the item goes on in CONT frames.
+        more: bool,
+        /// Length of the whole item in bytes.
+        len: u32,
+        /// The item, or its first part.
+        part: &'a [u8],
+    },
+    /// The end of the client's stream.
+    End {
+        /// The call.
+        id: CallId,
+    },
+    /// Credit for the other end's stream.
+    Credit {
+        /// The call.
+        id: CallId,
+        /// How many bytes more; at least one.
+        bytes: u32,
     },
     /// The caller gave up.
     Cancel {
@@ -57,6 +81,8 @@ pub struct RequestFrame<'a> {
     pub id: CallId,
     /// Whether the body goes on in CONT frames.
     pub more: bool,
+    /// Which ways items go.
+    pub kind: CallKind,
     /// The fixed fields of the head.
     pub head: RequestHead,
     /// Length of the whole body in bytes.
@@ -69,7 +95,8 @@ pub struct RequestFrame<'a> {
 
 impl<'a> RequestFrame<'a> {
     #[inline]
-    pub(crate) fn decode(id: CallId, more: bool, head: &'a [u8], body: &'a [u8]) -> Result<Self, HeadError> {
+    pub(crate) fn decode(id: CallId, flags: u8, head: &'a [u8], body: &'a [u8]) -> Result<Self, HeadError> {
+        let more = flags & FLAG_MORE != 0;
         let (fixed, metadata) = head.split_first_chunk::<28>().ok_or(HeadError::Truncated)?;
         if metadata.is_empty() {
             return Err(HeadError::Truncated);
@@ -85,7 +112,7 @@ impl<'a> RequestFrame<'a> {
             priority: fixed[26],
             attempt: fixed[27],
         };
-        Ok(Self { id, more, head, body_len, metadata, body })
+        Ok(Self { id, more, kind: CallKind::of_flags(flags), head, body_len, metadata, body })
     }
 
     /// Reads the metadata. A request without any allocates nothing.
@@ -96,6 +123,58 @@ impl<'a> RequestFrame<'a> {
     #[inline]
     pub fn metadata(&self) -> Result<Metadata, HeadError> {
         decode_metadata(self.metadata)
+    }
+}
+
+/// Which ways the items of a call go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CallKind {
+    /// There are none: one request, one response.
+    #[default]
+    Unary,
+    /// From the client to the server.
+    ClientStream,
+    /// From the server to the client.
+    ServerStream,
+    /// Both ways.
+    BothWays,
+}
+
+impl CallKind {
+    /// Whether the client sends items.
+    pub const fn client_sends(self) -> bool {
+        matches!(self, Self::ClientStream | Self::BothWays)
+    }
+
+    /// Whether the server sends items.
+    pub const fn server_sends(self) -> bool {
+        matches!(self, Self::ServerStream | Self::BothWays)
+    }
+
+    /// The kind in words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unary => "unary",
+            Self::ClientStream => "a client stream",
+            Self::ServerStream => "a server stream",
+            Self::BothWays => "a stream both ways",
+        }
+    }
+
+    /// Other flags of a REQUEST do not matter here.
+    const fn of_flags(flags: u8) -> Self {
+        match (flags & FLAG_SENDS != 0, flags & FLAG_TAKES != 0) {
+            (false, false) => Self::Unary,
+            (true, false) => Self::ClientStream,
+            (false, true) => Self::ServerStream,
+            (true, true) => Self::BothWays,
+        }
+    }
+
+    pub(crate) const fn flags(self) -> u8 {
+        let sends = if self.client_sends() { FLAG_SENDS } else { 0 };
+        let takes = if self.server_sends() { FLAG_TAKES } else { 0 };
+        sends | takes
     }
 }
 

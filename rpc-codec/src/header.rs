@@ -18,6 +18,10 @@ pub(crate) const COUNTED_LEN: u32 = 12;
 
 /// More of this body follows in CONT frames.
 pub(crate) const FLAG_MORE: u8 = 0x01;
+/// The client sends items of this call.
+pub(crate) const FLAG_SENDS: u8 = 0x02;
+/// The client takes items of this call.
+pub(crate) const FLAG_TAKES: u8 = 0x04;
 /// Flag bits that a receiver ignores when it does not know them.
 const IGNORABLE_FLAGS: u8 = 0xf0;
 /// Kinds with this bit are ignored by a receiver that does not know them.
@@ -60,13 +64,13 @@ kinds! {
     /// Opens the connection, each way.
     Hello = 1 "HELLO", flags 0;
     /// Opens a call.
-    Request = 2 "REQUEST", flags FLAG_MORE;
+    Request = 2 "REQUEST", flags FLAG_MORE | FLAG_SENDS | FLAG_TAKES;
     /// Ends a call.
     Response = 3 "RESPONSE", flags FLAG_MORE;
     /// A further part of a body.
     Cont = 4 "CONT", flags FLAG_MORE;
     /// An item of a stream.
-    Item = 5 "ITEM", flags 0;
+    Item = 5 "ITEM", flags FLAG_MORE;
     /// The caller's end of its stream.
     End = 6 "END", flags 0;
     /// Credit for the other side's stream.

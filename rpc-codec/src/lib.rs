@@ -19,6 +19,7 @@ mod decoder;
 mod details;
 mod encoder;
 mod error;
+mod flow;
 mod frame;
 mod header;
 mod hello;
@@ -28,13 +29,18 @@ mod queued;
 
 pub use decoder::{Decoded, FrameDecoder};
 pub use encoder::{
-    EMPTY_REQUEST_LEN, EMPTY_RESPONSE_LEN, OpenMessage, SendBounds, encode_cancel, encode_go_away, encode_ping,
-    encode_pong, encode_refusal, encode_status, patch_id,
+    EMPTY_REQUEST_LEN, EMPTY_RESPONSE_LEN, ItemError, OpenMessage, SendBounds, encode_cancel, encode_credit,
+    encode_end, encode_go_away, encode_item, encode_ping, encode_pong, encode_refusal, encode_status, mark_kind,
+    patch_id,
 };
-pub use error::{DecodeError, EncodeError, HeadError, PartError};
-pub use frame::{Frame, GoAway, GoAwayReason, RequestFrame, RequestHead, ResponseFrame};
+pub use error::{DecodeError, EncodeError, FlowError, HeadError, PartError};
+pub use flow::{FrameQueue, Inflow, Intake, Outflow, charge, late_frames};
+pub use frame::{CallKind, Frame, GoAway, GoAwayReason, RequestFrame, RequestHead, ResponseFrame};
 pub use header::{HEADER_LEN, Kind};
 pub use hello::{CodecSet, Hello, MAGIC, MAX_HELLO_LEN, VERSION};
 pub use parts::{Assembly, MIN_PART_LEN, PART_LEN, Remainder};
-pub use payload::{Codec, CodecId, PayloadError};
+pub use payload::{
+    Codec, CodecId, PayloadError,
+    items::{Coded, DecodeItem, EncodeItem, Plain},
+};
 pub use queued::QueuedFrame;

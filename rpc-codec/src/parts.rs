@@ -27,6 +27,11 @@ impl Remainder {
         Self { body, sent: 0 }
     }
 
+    /// What is left of `body` behind its first `sent` bytes.
+    pub(crate) fn behind(body: Vec<u8>, sent: usize) -> Self {
+        Self { body, sent }
+    }
+
     /// Bytes that have not been written.
     pub fn len(&self) -> usize {
         self.body.len() - self.sent

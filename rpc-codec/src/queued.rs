@@ -30,6 +30,11 @@ impl QueuedFrame {
     pub const fn opens_call(&self) -> bool {
         self.kind == Kind::Request as u8
     }
+
+    /// Whether it is a further part of a body, or of an item.
+    pub const fn is_part(&self) -> bool {
+        self.kind == Kind::Cont as u8
+    }
 }
 
 #[cfg(test)]

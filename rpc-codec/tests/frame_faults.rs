@@ -117,9 +117,8 @@ fn any_byte_may_be_a_value_of_metadata() {
 fn a_frame_that_its_kind_forbids_names_the_kind_and_why() {
     for (kind, why, head) in [
         (Kind::Hello, "it must be the first frame", &[0; 8][..]),
-        (Kind::Item, "the call is not a stream", &[]),
-        (Kind::End, "the call is not a stream", &[]),
-        (Kind::Credit, "the call is not a stream", &[0; 4]),
+        (Kind::Credit, "it must say how many bytes", &[1; 3]),
+        (Kind::Credit, "it gives nothing", &[0; 4]),
         (Kind::Ping, "it must carry eight bytes", &[0; 7]),
         (Kind::Pong, "it must carry eight bytes", &[0; 7]),
         (Kind::GoAway, "the head is cut short", &[0; 11]),
@@ -130,6 +129,17 @@ fn a_frame_that_its_kind_forbids_names_the_kind_and_why() {
         let decoded = FrameDecoder::new(MAX_FRAME).decode(&wire);
         assert_eq!(decoded, Err(DecodeError::Malformed { kind: kind.name(), why }));
     }
+}
+
+#[test]
+fn an_item_in_parts_says_a_length_that_its_first_part_is_below() {
+    let more = |head: &[u8]| raw(Kind::Item as u8, 1, 3, head, b"12345678");
+    let decode = |wire: &[u8]| FrameDecoder::new(MAX_FRAME).decode(wire).map(|_| ());
+    let malformed = |why| Err(DecodeError::Malformed { kind: "ITEM", why });
+    assert_eq!(decode(&more(&[0, 0, 0])), malformed("an item in parts must say its length"));
+    assert_eq!(decode(&more(&[0, 0, 0, 8])), malformed("the first part is as long as the item"));
+    assert_eq!(decode(&more(&[0, 0, 0, 9])), Ok(()));
+    assert_eq!(decode(&more(&[0, 0, 0, 9, 77])), Ok(()), "an unknown tail");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use rpc_codec::{
     CodecId, CodecSet, DecodeError, Decoded, EMPTY_REQUEST_LEN, EMPTY_RESPONSE_LEN, Frame, FrameDecoder, GoAway,
     GoAwayReason, HEADER_LEN, Hello, Kind, MIN_PART_LEN, OpenMessage, RequestHead, SendBounds, encode_cancel,
-    encode_go_away, encode_ping, encode_pong, encode_status, patch_id,
+    encode_credit, encode_end, encode_go_away, encode_ping, encode_pong, encode_status, patch_id,
 };
 use rpc_core::{CallId, Executed, Metadata, MethodId, Status, StatusCode};
 
@@ -197,6 +197,13 @@ mod round_trips {
             encode_pong(&mut wire, n.to_be_bytes());
             prop_assert_eq!(only(&wire), Frame::Pong(n.to_be_bytes()));
             wire.clear();
+            encode_end(&mut wire, id);
+            prop_assert_eq!(only(&wire), Frame::End { id });
+            wire.clear();
+            let bytes = u32::from(reason) + 1;
+            encode_credit(&mut wire, id, bytes);
+            prop_assert_eq!(only(&wire), Frame::Credit { id, bytes });
+            wire.clear();
             let reason = GoAwayReason::from_wire(reason);
             encode_go_away(&mut wire, id, reason, &message);
             prop_assert_eq!(only(&wire), Frame::GoAway(GoAway { last: id, reason, message: &message }));
@@ -302,9 +309,13 @@ mod later_versions {
     #[test]
     fn their_other_flags_name_themselves_at_the_sixth_byte() {
         for &kind in Kind::ALL {
-            let may_have_more = matches!(kind, Kind::Request | Kind::Response | Kind::Cont);
+            let known = match kind {
+                Kind::Request => MORE | 0x02 | 0x04,
+                Kind::Response | Kind::Cont | Kind::Item => MORE,
+                _ => 0,
+            };
             for flags in 0..=u8::MAX {
-                let unknown = flags & 0x0f & if may_have_more { !MORE } else { 0xff };
+                let unknown = flags & 0x0f & !known;
                 let decoded = FrameDecoder::new(MAX_FRAME).decode(&raw(kind as u8, flags, 5, &[0; 40], &[])[..6]).err();
                 let expected = (unknown != 0).then(|| DecodeError::UnknownFlags { kind: kind.name(), flags: unknown });
                 assert_eq!(decoded, expected, "{kind:?} with {flags:#04x}");

@@ -21,10 +21,13 @@ pub mod limit;
 mod metadata;
 mod refusal;
 mod status;
+mod stream;
 
 pub use context::{CallScope, ConnectionInfo, Context, Entered, Scoped};
 pub use deadline::{AgeEstimator, Deadline};
+pub use futures::Stream;
 pub use id::{CallId, ConnectionId, MethodId};
 pub use metadata::{Iter as MetadataIter, Metadata, MetadataError};
 pub use refusal::{Refusal, RefusalReason};
 pub use status::{AnyDetail, ErrorInfo, Executed, Status, StatusCode};
+pub use stream::{ItemSender, ItemSink, ItemSource, Streaming};

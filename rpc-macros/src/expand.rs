@@ -10,6 +10,7 @@ use syn::{Type, ext::IdentExt, spanned::Spanned};
 
 use crate::{
     attrs,
+    items::{self, Role},
     model::{Argument, Method, Service},
 };
 
@@ -35,7 +36,8 @@ fn service_trait(service: &Service) -> TokenStream {
     let supertraits = supertraits.iter();
     let methods = service.methods.iter().map(|method| {
         let Method { attrs, ident, receiver, output, spans, blocking, .. } = method;
-        let arguments = method.context.iter().chain(&method.arguments).map(declare);
+        let items = method.items.parameters.iter().map(|parameter| &parameter.argument);
+        let arguments = method.context.iter().chain(&method.arguments).chain(items).map(declare);
         if *blocking {
             return code! {
                 #(#attrs)*
@@ -45,6 +47,7 @@ fn service_trait(service: &Service) -> TokenStream {
         // An implementation whose future is not `Send` is told so at this method.
         let future = quote_spanned!(at(spans.future)=> ::core::future::Future);
         let send = quote_spanned!(at(spans.future)=> ::core::marker::Send);
+        let output = if method.items.returned { items::sendable(output) } else { output.clone() };
         code! {
             #(#attrs)*
             fn #ident(#receiver #(, #arguments)*) -> impl #future<Output = #output> + #send;
@@ -140,12 +143,26 @@ fn registration(service: &Service, method: &Method) -> TokenStream {
         }
     };
     let wait = (!method.blocking).then(|| code!(.await));
-    let reply = code!(<#parameter as #service_ident>::#ident(&__sg_service, #pass_context #(#names),*) #wait);
+    let passed = method.items.parameters.iter().map(|parameter| match parameter.role {
+        Role::Received => code!(__sg_items),
+        Role::Sender => code!(#facade::server::Outlet::into_sender(__sg_outlet)),
+    });
+    let passed = names.iter().map(|name| code!(#name)).chain(passed);
+    let reply = code!(<#parameter as #service_ident>::#ident(&__sg_service, #pass_context #(#passed),*) #wait);
     let reply = match method.failure {
         None => code!(::core::result::Result::Ok(#reply)),
         Some(failure) => {
             quote_spanned!(at(failure)=> ::core::result::Result::map_err(#reply, ::core::convert::Into::into))
         }
+    };
+    let reply = match method.items.returned {
+        false => reply,
+        true => code! {
+            match #reply {
+                ::core::result::Result::Ok(__sg_stream) => #facade::server::Outlet::send_all(__sg_outlet, __sg_stream).await,
+                ::core::result::Result::Err(__sg_status) => ::core::result::Result::Err(__sg_status),
+            }
+        },
     };
     let options = code!(<#facade::server::MethodOptions as ::core::default::Default>::default());
     let options = match method.spawn {
@@ -154,7 +171,29 @@ fn registration(service: &Service, method: &Method) -> TokenStream {
     };
     let body = if method.untouched { code!(#(#names)*) } else { tuple(spans.arguments, &names) };
     let arguments = argument_types(method);
+    let module = code!(#facade::server);
+    let typed = |item: &Type| {
+        let form = items::form(item, &module);
+        code!(#item, #form)
+    };
+    let (received, sent) = (method.items.received.as_ref().map(typed), method.items.sent.as_ref().map(typed));
+    let body = match (&received, &sent) {
+        (None, None) => body,
+        (Some(_), None) => code!((#body, __sg_items)),
+        (None, Some(_)) => code!((#body, __sg_outlet)),
+        (Some(_), Some(_)) => code!((#body, __sg_items, __sg_outlet)),
+    };
+    let streaming = match (received, sent) {
+        (None, None) => None,
+        (Some(received), None) => {
+            let reply = typed(value);
+            Some(code!(client_stream::<#arguments, #received, #reply, _, _>))
+        }
+        (None, Some(sent)) => Some(code!(server_stream::<#arguments, #sent, _, _>)),
+        (Some(received), Some(sent)) => Some(code!(both_ways::<#arguments, #received, #sent, _, _>)),
+    };
     let function = match (method.blocking, method.untouched) {
+        _ if streaming.is_some() => code!(#streaming),
         (false, true) => code!(unary_bytes),
         (false, false) => code!(unary::<#arguments, #value, _, _>),
         (true, true) => code!(blocking_bytes),
@@ -226,6 +265,10 @@ fn function(service: &Service, method: &Method) -> TokenStream {
     let names: Vec<_> = method.arguments.iter().map(|argument| &argument.ident).collect();
     let declared = method.arguments.iter().map(declare);
     let (call, returned, body) = match method.untouched {
+        _ if method.items.any() => {
+            let (call, returned) = streaming(service, method);
+            (call, returned, tuple(spans.arguments, &names))
+        }
         true => (
             code!(call_bytes),
             code!(#facade::client::Call<#facade::Bytes, #facade::Bytes, #facade::client::Untouched>),
@@ -245,6 +288,28 @@ fn function(service: &Service, method: &Method) -> TokenStream {
                 const { #facade::client::Method::new(#service_name, #wire_name) },
                 #body,
             )
+        }
+    }
+}
+
+/// The client's function that makes a call with items, and its type.
+fn streaming(service: &Service, method: &Method) -> (TokenStream, TokenStream) {
+    let (facade, arguments, value) = (&service.facade, argument_types(method), &method.value);
+    let module = code!(#facade::client);
+    let form = |item: &Type| items::form(item, &module);
+    match (&method.items.received, &method.items.sent) {
+        (Some(received), Some(sent)) => {
+            let (up, down) = (form(received), form(sent));
+            (code!(both_ways), code!(#module::BothWays<#arguments, #received, #sent, #up, #down>))
+        }
+        (Some(received), None) => {
+            let (up, down) = (form(received), form(value));
+            (code!(client_stream), code!(#module::ClientStream<#arguments, #received, #value, #up, #down>))
+        }
+        (_, sent) => {
+            let sent = sent.as_ref().unwrap_or(value);
+            let down = form(sent);
+            (code!(server_stream), code!(#module::ServerStream<#arguments, #sent, #down>))
         }
     }
 }
@@ -296,6 +361,21 @@ mod tests {
                 fn index(&self, ctx: Context, depth: u8) -> Result<u64, Status>;
             }
         };
+        parsed(item)
+    }
+
+    fn feed() -> Service {
+        parsed(quote! {
+            pub trait Feed {
+                async fn news(&self, topic: String) -> Result<impl Stream<Item = Result<Story, Status>>, Status>;
+                async fn read(&self, name: String, out: ItemSender<Bytes>) -> Result<(), Status>;
+                async fn sum(&self, numbers: Streaming<u64>) -> Result<u64, Status>;
+                async fn chat(&self, lines: Streaming<String>) -> BoxStream<'static, Result<String, Status>>;
+            }
+        })
+    }
+
+    fn parsed(item: TokenStream) -> Service {
         Service::parse(quote!(package = "acme.v1", client = "Reader"), item).unwrap_or_else(|error| panic!("{error}"))
     }
 
@@ -485,10 +565,80 @@ mod tests {
     }
 
     #[test]
+    fn methods_with_items_are_futures_that_end_with_their_streams() {
+        let feed = feed();
+        let [news, read, sum, chat] = &feed.methods[..] else { panic!("four methods") };
+        let options = quote!(<::sluicegate::server::MethodOptions as ::core::default::Default>::default());
+        let wrapped = |call: TokenStream| {
+            quote! {
+                {
+                    let __sg_service = ::core::clone::Clone::clone(&self.service);
+                    #call
+                }
+            }
+        };
+        let expected = wrapped(quote! {
+            ::sluicegate::server::ServiceMethods::server_stream::<(String,), Story, ::sluicegate::server::Coded, _, _>(
+                __sg_methods, "news", #options, move |_, ((__sg_0,), __sg_outlet)| {
+                    let __sg_service = ::core::clone::Clone::clone(&__sg_service);
+                    async move {
+                        match ::core::result::Result::map_err(
+                            <S as Feed>::news(&__sg_service, __sg_0).await,
+                            ::core::convert::Into::into
+                        ) {
+                            ::core::result::Result::Ok(__sg_stream) =>
+                                ::sluicegate::server::Outlet::send_all(__sg_outlet, __sg_stream).await,
+                            ::core::result::Result::Err(__sg_status) => ::core::result::Result::Err(__sg_status),
+                        }
+                    }
+                }
+            );
+        });
+        assert_same(&registration(&feed, news), &expected);
+        let expected = wrapped(quote! {
+            ::sluicegate::server::ServiceMethods::server_stream::<(String,), Bytes, ::sluicegate::server::Plain, _, _>(
+                __sg_methods, "read", #options, move |_, ((__sg_0,), __sg_outlet)| {
+                    let __sg_service = ::core::clone::Clone::clone(&__sg_service);
+                    async move {
+                        ::core::result::Result::map_err(
+                            <S as Feed>::read(
+                                &__sg_service, __sg_0, ::sluicegate::server::Outlet::into_sender(__sg_outlet)
+                            ).await,
+                            ::core::convert::Into::into
+                        )
+                    }
+                }
+            );
+        });
+        assert_same(&registration(&feed, read), &expected);
+        let sum = registration(&feed, sum).to_string();
+        assert!(sum.contains("client_stream"), "{sum}");
+        let chat = registration(&feed, chat).to_string();
+        assert!(chat.contains("both_ways"), "{chat}");
+        let client = client(&feed).to_string().replace(' ', "");
+        for returned in [
+            "ServerStream<(String,),Story,::sluicegate::client::Coded>",
+            "ServerStream<(String,),Bytes,::sluicegate::client::Plain>",
+            "ClientStream<(),u64,u64,::sluicegate::client::Coded,::sluicegate::client::Coded>",
+            "BothWays<(),String,String,::sluicegate::client::Coded,::sluicegate::client::Coded>",
+        ] {
+            assert!(client.contains(returned), "no {returned} in {client}");
+        }
+    }
+
+    #[test]
+    fn a_returned_stream_can_be_sent_whether_it_says_so_or_not() {
+        let written = service_trait(&feed()).to_string().replace(' ', "");
+        let stream = "implStream<Item=Result<Story,Status>>+::core::marker::Send";
+        assert!(written.contains(stream), "{written}");
+    }
+
+    #[test]
     fn what_is_written_is_rust() {
-        let library = library();
-        for code in [service_trait(&library), server(&library), client(&library)] {
-            syn::parse2::<syn::File>(code).expect("items");
+        for service in [library(), feed()] {
+            for code in [service_trait(&service), server(&service), client(&service)] {
+                syn::parse2::<syn::File>(code).expect("items");
+            }
         }
     }
 }

@@ -9,6 +9,7 @@
 mod attrs;
 mod errors;
 mod expand;
+mod items;
 mod model;
 mod options;
 mod wire_type;
@@ -71,6 +72,21 @@ use crate::model::Service;
 /// - If it takes one argument called `Bytes` and returns `Bytes` or a `Result` of it, both are the
 ///   body as it is, and no codec touches them.
 /// - `#[cfg(..)]` on a method holds for everything that is written for it.
+///
+/// # Methods with items
+///
+/// What is called `Streaming`, `ItemSender` or `Stream` says which ways items go. What stands for items comes
+/// behind the arguments, and is not on the wire itself.
+///
+/// | the method has | items go | the client's function returns |
+/// |---|---|---|
+/// | `-> Result<impl Stream<Item = Result<T, E>>, E>` | from the server | `ServerStream<(..), T>`, a stream |
+/// | `items: ItemSender<T>` and `-> Result<(), E>` | from the server | the same |
+/// | `items: Streaming<T>` and `-> Result<R, E>` | from the client | `ClientStream<(..), T, R>`, which takes a stream or gives a sink |
+/// | `Streaming<T>`, and a stream or an `ItemSender` of `U` | both ways | `BothWays<(..), T, U>` |
+///
+/// A returned stream may borrow from the service, and must be `Send`; that need not be written. `BoxStream` is taken for one as well.
+/// The errors are any `Into<Status>`. Items called `Bytes`, and replies to a client's items, travel as they are.
 ///
 /// The macro goes by the last name of a type's path, for it sees no types: an alias of `Context` is
 /// an ordinary argument.

@@ -17,6 +17,7 @@ use syn::{
 use crate::{
     attrs,
     errors::Errors,
+    items::{self, Items},
     options::{MethodOptions, ServiceOptions},
     wire_type::{self, Place},
 };
@@ -45,8 +46,9 @@ pub(crate) struct Method {
     pub(crate) ident: Ident,
     pub(crate) receiver: Receiver,
     pub(crate) context: Option<Argument>,
-    /// What is on the wire; not the context.
+    /// What is on the wire; not the context, nor what stands for items.
     pub(crate) arguments: Vec<Argument>,
+    pub(crate) items: Items,
     pub(crate) output: Type,
     /// What the client gets.
     pub(crate) value: Type,
@@ -144,9 +146,15 @@ impl Method {
             arguments: sig.paren_token.span.join(),
         };
         let Returned { output, value, failure } = Returned::of(&sig, &options, errors);
-        let Inputs { receiver, context, arguments } = Inputs::of(sig.inputs, &sig.ident, errors);
+        let Inputs { receiver, context, arguments, mut items } = Inputs::of(sig.inputs, &sig.ident, errors);
+        items.set_returned(&value, errors);
+        if let (true, Some(span)) = (items.any(), options.blocking) {
+            errors.at(span, "a method with items awaits them, so it does not block; leave out `blocking`");
+        }
         let untouched = match &arguments[..] {
-            [argument] => wire_type::is_called(&argument.ty, "Bytes") && wire_type::is_called(&value, "Bytes"),
+            [argument] if !items.any() => {
+                wire_type::is_called(&argument.ty, "Bytes") && wire_type::is_called(&value, "Bytes")
+            }
             _ => false,
         };
         let wire_name = options.name.unwrap_or_else(|| sig.ident.unraw().to_string());
@@ -158,6 +166,7 @@ impl Method {
             receiver,
             context,
             arguments,
+            items,
             output,
             value,
             failure,
@@ -174,17 +183,26 @@ struct Inputs {
     receiver: Option<Receiver>,
     context: Option<Argument>,
     arguments: Vec<Argument>,
+    items: Items,
 }
 
 impl Inputs {
     fn of(inputs: Punctuated<FnArg, Token![,]>, method: &Ident, errors: &mut Errors) -> Self {
-        let (mut receiver, mut context, mut arguments) = (None, None, Vec::new());
+        let (mut receiver, mut context, mut arguments, mut items) = (None, None, Vec::new(), Items::default());
         for input in inputs {
             match input {
                 FnArg::Receiver(found) => receiver = Some(found),
                 FnArg::Typed(input) => {
                     let is_context = wire_type::is_called(&input.ty, "Context");
-                    let Some(argument) = Argument::of(input, is_context, errors) else { continue };
+                    let role = items::role_of(&input.ty);
+                    let Some(argument) = Argument::of(input, is_context || role.is_some(), errors) else { continue };
+                    if let Some(role) = role {
+                        items.add(argument, role, errors);
+                        continue;
+                    }
+                    if !is_context && !items.parameters.is_empty() {
+                        errors.on(&argument.ty, "what stands for items comes last, behind the arguments");
+                    }
                     match (is_context, &context) {
                         (false, _) => arguments.push(argument),
                         (true, Some(_)) => errors.on(argument.ty, "a call has one `Context`"),
@@ -206,16 +224,17 @@ impl Inputs {
             errors
                 .on(&argument.ident, format!("a method takes at most {MAX_ARGUMENTS} arguments; put some in a struct"));
         }
-        Self { receiver, context, arguments }
+        Self { receiver, context, arguments, items }
     }
 }
 
 impl Argument {
-    fn of(input: PatType, is_context: bool, errors: &mut Errors) -> Option<Self> {
+    /// Reads an argument, which is `local` if it is not on the wire as it stands.
+    fn of(input: PatType, local: bool, errors: &mut Errors) -> Option<Self> {
         if let Some(attr) = input.attrs.first() {
             errors.on(attr, "an argument has no attributes: it is on the wire whatever they say");
         }
-        if !is_context {
+        if !local {
             wire_type::check(&input.ty, Place::Argument, errors);
         }
         match *input.pat {
@@ -254,7 +273,7 @@ impl Returned {
             Some([value, error, ..]) => (Type::clone(value), Some(error.span())),
         };
         // Without `async` it may be a future, and that error is told already.
-        if sig.asyncness.is_some() || options.blocking.is_some() {
+        if (sig.asyncness.is_some() || options.blocking.is_some()) && !items::is_stream(&value) {
             wire_type::check(&value, Place::Return, errors);
         }
         Self { output, value, failure }

@@ -25,6 +25,22 @@ pub(crate) fn is_called(ty: &Type, name: &str) -> bool {
     last_segment(ty).is_some_and(|segment| segment.ident == name && segment.arguments.is_empty())
 }
 
+/// Whether the type is a path that ends in `name`, with or without arguments.
+pub(crate) fn is_generic_called(ty: &Type, name: &str) -> bool {
+    last_segment(ty).is_some_and(|segment| segment.ident == name)
+}
+
+/// The one type argument of a path that ends in `name`.
+pub(crate) fn argument_of<'t>(ty: &'t Type, name: &str) -> Option<&'t Type> {
+    let segment = last_segment(ty).filter(|segment| segment.ident == name)?;
+    let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
+    let mut types = arguments.args.iter().filter_map(|argument| match argument {
+        GenericArgument::Type(ty) => Some(ty),
+        _ => None,
+    });
+    types.next().filter(|_| types.next().is_none())
+}
+
 /// `[T, E]` of a `Result<T, E>`, and as many as there are of an alias that is called so.
 pub(crate) fn arguments_of_result(ty: &Type) -> Option<Vec<&Type>> {
     let segment = last_segment(ty).filter(|segment| segment.ident == "Result")?;

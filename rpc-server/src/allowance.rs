@@ -12,13 +12,15 @@ use rpc_core::limit::{Rate, RateLimit, Ticks};
 pub(crate) struct Allowance {
     rate: Option<RateLimit>,
     cancels: u64,
+    /// Frames that streams which have ended may still get.
+    late: u64,
 }
 
 impl Allowance {
     /// An allowance at `rate`, which must have been checked. `None` allows everything.
     pub(crate) fn new(rate: Option<Rate>) -> Self {
         let rate = rate.map(|rate| RateLimit::new("frames", rate).expect("checked when the server was built"));
-        Self { rate, cancels: 0 }
+        Self { rate, cancels: 0, late: 0 }
     }
 
     /// Notes that a call was opened.
@@ -30,6 +32,18 @@ impl Allowance {
     pub(crate) fn cancelled(&mut self) -> bool {
         let paid = self.cancels > 0;
         self.cancels -= u64::from(paid);
+        paid
+    }
+
+    /// Notes that a stream has ended whose client may have sent so many frames that have not come.
+    pub(crate) fn stream_ended(&mut self, frames: u64) {
+        self.late = self.late.saturating_add(frames);
+    }
+
+    /// Notes a frame of a stream that has ended. Whether that has paid for it.
+    pub(crate) fn late(&mut self) -> bool {
+        let paid = self.late > 0;
+        self.late -= u64::from(paid);
         paid
     }
 
@@ -53,6 +67,14 @@ mod tests {
         let later = now.saturating_add(Duration::from_secs(1));
         assert_eq!((0..100).filter(|_| allowance.takes(later)).count(), 10);
         assert!((0..1_000_000).all(|_| Allowance::new(None).takes(now)));
+    }
+
+    #[test]
+    fn a_stream_pays_for_what_may_be_under_way_when_it_ends() {
+        let mut allowance = Allowance::new(None);
+        assert!(!allowance.late());
+        allowance.stream_ended(2);
+        assert_eq!([(); 3].map(|()| allowance.late()), [true, true, false]);
     }
 
     #[test]

@@ -44,7 +44,7 @@ where
     F: Fn(&Context, S::Args) -> Result<S::Reply, Status> + Clone + Send + Sync + 'static,
 {
     fn prepare(&self, call: Starting<'_, '_>) -> Job {
-        let Starting { opening, body, connection, parked } = call;
+        let Starting { opening, body, connection, parked, .. } = call;
         let (id, codec) = (opening.id, opening.codec);
         let mut claim = Claim::default();
         let context = claim.take_over(opening, connection).clone();
@@ -86,7 +86,7 @@ impl<F> Closure<F> {
     {
         let context = self.claim.context.clone().expect("a claim that was taken has a context");
         let _entered = Context::enter(&mut self.claim.context);
-        let args = S::decode(self.codec, &mut self.body).map_err(|error| undecodable(&error))?;
+        let args = S::decode(self.codec, &mut self.body, None).map_err(|error| undecodable(&error))?;
         // Nothing needs it any more, and the service may take long.
         self.body = Body::InFrame(&[]);
         let reply = (self.handler)(&context, args).map_err(finished)?;

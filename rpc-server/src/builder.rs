@@ -116,6 +116,15 @@ impl ServerBuilder {
         self
     }
 
+    /// How many bytes of a stream a client may send before the service takes any, at least 64 KiB; an item counts as
+    /// 64 at least. While such a stream is open, its window is taken out of [`Self::body_budget`] and
+    /// [`Self::body_budget_per_connection`]: with the defaults, 256 on each connection. A larger window
+    /// lets a stream from far away go faster. Default: 64 KiB.
+    pub fn stream_window(mut self, bytes: u32) -> Self {
+        self.config.stream_window = bytes;
+        self
+    }
+
     /// How many bytes per second of a body in parts must arrive, on the average and after ten seconds
     /// of grace. A call whose body comes more slowly is refused. `None` takes any rate.
     /// Default: 16 KiB.

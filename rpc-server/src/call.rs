@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rpc_codec::CodecId;
+use rpc_codec::{CallKind, CodecId};
 use rpc_core::{
     CallId, CallScope, ConnectionInfo, Context, Deadline, Metadata,
     limit::{CallPermit, ConcurrencyPermit, HeldPermit, Ticks},
@@ -15,6 +15,7 @@ use rpc_core::{
 use crate::{
     clock::{self, Reading},
     method::MethodInfo,
+    stream::Seat,
 };
 
 /// A call on its way through the pipeline, before its body is decoded.
@@ -39,8 +40,11 @@ pub(crate) struct Opening {
     pub(crate) priority: u8,
     pub(crate) attempt: u8,
     pub(crate) body_len: u32,
+    pub(crate) kind: CallKind,
     pub(crate) metadata: Metadata,
     pub(crate) permit: CallPermit,
+    /// If it has items, and items may have come already.
+    pub(crate) stream: Option<Seat>,
 }
 
 impl Call<'_> {
@@ -100,6 +104,11 @@ impl Call<'_> {
         self.opening.body_len
     }
 
+    /// Which ways items of the call go.
+    pub fn kind(&self) -> CallKind {
+        self.opening.kind
+    }
+
     /// The metadata of the request.
     pub fn metadata(&self) -> &Metadata {
         &self.opening.metadata
@@ -112,10 +121,10 @@ impl Call<'_> {
 }
 
 impl Opening {
-    /// Moves the call out; what is left behind has neither metadata nor permit.
+    /// Moves the call out; what is left behind has neither metadata nor permit nor stream.
     pub(crate) fn take(&mut self) -> Self {
         let (metadata, permit) = (mem::take(&mut self.metadata), mem::take(&mut self.permit));
-        Self { metadata, permit, ..*self }
+        Self { metadata, permit, stream: self.stream.take(), ..*self }
     }
 }
 
@@ -228,8 +237,10 @@ pub(crate) mod testing {
                 priority: 0,
                 attempt: 0,
                 body_len: 0,
+                kind: CallKind::Unary,
                 metadata: Metadata::new(),
                 permit: CallPermit::default(),
+                stream: None,
             };
             let connection = ConnectionInfo { id: ConnectionId::new(1), peer: None };
             Self { opening, method: MethodInfo::new("test.Service", "method", false, false), connection }

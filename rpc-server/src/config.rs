@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rpc_codec::{CodecId, CodecSet};
+use rpc_codec::{CodecId, CodecSet, Hello};
 use rpc_core::limit::Rate;
 
 use crate::{body::LeastRate, error::BuildError};
@@ -31,6 +31,9 @@ pub(crate) struct Config {
     pub(crate) body_budget: u64,
     /// So that one connection cannot take all of it.
     pub(crate) body_budget_per_connection: u64,
+    /// What a client may send of a stream before the service takes any; kept out of the budget of bodies
+    /// while the stream is open. Two parts: one is consumed while the other is under way.
+    pub(crate) stream_window: u32,
     /// A body that comes more slowly holds its budget for too long. None takes any rate.
     pub(crate) min_body_rate: Option<u32>,
     /// Who connects and says nothing at all wants nothing, and is not waited for any longer than it
@@ -79,6 +82,7 @@ impl Default for Config {
             max_message: 4 * 1024 * 1024,
             body_budget: 256 * 1024 * 1024,
             body_budget_per_connection: 16 * 1024 * 1024,
+            stream_window: 64 * 1024,
             min_body_rate: Some(16 * 1024),
             first_byte_timeout: Duration::from_secs(5),
             handshake_timeout: Duration::from_secs(5),
@@ -133,10 +137,22 @@ impl Config {
                 other_value: u64::from(self.max_frame),
             });
         }
-        // Otherwise a body that may be sent could never pass.
+        // What a client may rely on before it has our HELLO.
+        let least_window = Hello::default().stream_window;
+        if self.stream_window < least_window {
+            return Err(BuildError::Relation {
+                setting: "the least stream_window",
+                value: least_window.into(),
+                other: "stream_window",
+                other_value: self.stream_window.into(),
+            });
+        }
+        // Otherwise a body or a stream that may be sent could never pass.
         for (setting, value, other, other_value) in [
             ("max_message", self.max_message.into(), "body_budget_per_connection", self.body_budget_per_connection),
             ("max_message", self.max_message.into(), "body_budget", self.body_budget),
+            ("stream_window", self.stream_window.into(), "body_budget_per_connection", self.body_budget_per_connection),
+            ("stream_window", self.stream_window.into(), "body_budget", self.body_budget),
         ] {
             if value > other_value {
                 return Err(BuildError::Relation { setting, value, other, other_value });

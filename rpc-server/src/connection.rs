@@ -67,6 +67,8 @@ pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     pub(crate) going_away: Option<CallId>,
     /// What the client takes.
     pub(crate) bounds: SendBounds,
+    /// The credit of a stream to the client.
+    pub(crate) client_window: u32,
     /// Bytes of bodies that arrive in parts; made with the first of them.
     pub(crate) bodies: Option<Arc<ConcurrencyLimit>>,
     pub(crate) decoder: FrameDecoder,
@@ -177,6 +179,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             last_id: CallId::CONNECTION,
             going_away: None,
             bounds: SendBounds { max_frame: hello.max_frame, max_message: hello.max_message },
+            client_window: hello.stream_window,
             bodies: None,
             decoder: FrameDecoder::new(server.config.max_frame),
             state,
@@ -469,6 +472,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Err(Broken::Refused(GoAwayReason::Other(CLOSED_BY_HANDLER), message));
         }
         self.bounds = SendBounds { max_frame: hello.max_frame, max_message: hello.max_message };
+        self.client_window = hello.stream_window;
         self.writer.max_frame = hello.max_frame;
         self.server.hello(&self.server.config).encode(&mut self.writer.out);
         self.state = State::Open;
@@ -485,6 +489,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let handshake = matches!(self.state, State::Handshake { .. });
         if self.client_leaves || (handshake && self.partial.is_empty()) {
             self.refuse_incomplete_bodies();
+            self.end_incomplete_streams();
             return Ok(());
         }
         Err(Broken::Lost(io::ErrorKind::UnexpectedEof.into()))
@@ -499,6 +504,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 Ok(())
             }
             Key::Waiting(key) => self.poll_waiting(key, cx),
+            Key::Stream(id) => {
+                self.look_at_stream(id);
+                Ok(())
+            }
         });
         self.woken = woken;
         polled

@@ -26,10 +26,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Decodes and runs an admitted call: in place if its method is quick, in a task if it is not, and
     /// on the blocking pool if it blocks.
     pub(crate) fn start(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>) {
+        let seat = self.seat(opening);
         let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
         let registered = server.methods.get(method);
         let (id, deadline) = (opening.id, opening.deadline);
-        let starting = Starting { opening, body, connection: info, parked: in_flight.next_key() };
+        let stream = seat.as_ref().map(|seat| &seat.stream);
+        let starting = Starting { opening, body, connection: info, parked: in_flight.next_key(), stream };
         let make = match &registered.run {
             Run::Polled(make) => make,
             Run::Blocking(blocking) => {
@@ -40,7 +42,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     let handlers = self.pipeline.len();
                     return self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
                 };
-                in_flight.insert(Pending { id, method, deadline, place: Place::Task { abort, context } });
+                let place = Place::Task { abort, context };
+                in_flight.insert(Pending { id, method, deadline, place, stream: None });
                 return;
             }
         };
@@ -55,10 +58,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 Ok(task) => {
                     let abort = tasks.spawn(task.future);
                     let place = Place::Task { abort, context: task.context };
-                    in_flight.insert(Pending { id, method, deadline, place });
+                    in_flight.insert(Pending { id, method, deadline, place, stream: seat });
                 }
                 Err(Ended { outcome, permit, panicked }) => {
-                    self.service_ended(id, method, outcome, permit, panicked);
+                    self.service_ended(id, method, outcome, permit, panicked, seat);
                 }
             }
             return;
@@ -66,10 +69,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let (began, len_before) = (self.batch.poll_begins(), writer.out.len());
         match place.start(starting, &mut Outbox { out: &mut writer.out, bounds: *bounds }) {
             Started::Ended(Ended { outcome, permit, panicked }) => {
-                self.service_ended(id, method, outcome, permit, panicked);
+                self.service_ended(id, method, outcome, permit, panicked, seat);
             }
             Started::Parked(slot) => {
-                in_flight.insert(Pending { id, method, deadline, place: Place::Slot(slot) });
+                in_flight.insert(Pending { id, method, deadline, place: Place::Slot(slot), stream: seat });
             }
         }
         if let Some(began) = began
@@ -106,7 +109,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         match polled {
             Poll::Ready(Ended { outcome, permit, panicked }) => {
                 if let Some(pending) = self.in_flight.remove(key) {
-                    self.service_ended(pending.id, method, outcome, permit, panicked);
+                    self.service_ended(pending.id, method, outcome, permit, panicked, pending.stream);
                 }
             }
             Poll::Pending if slow => self.detach(key, method, slot),
@@ -138,7 +141,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             if let Ok(body) = &end.body {
                 self.server.methods.get(pending.method).info.note_reply(body.len());
             }
-            self.respond_task(&pending, end);
+            self.respond_task(pending, end);
         }
     }
 
@@ -150,7 +153,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if panicked {
             self.count_panic();
         }
-        let Some(Pending { id, method, .. }) = key.and_then(|key| self.in_flight.remove(key)) else { return };
+        let Some(Pending { id, method, stream, .. }) = key.and_then(|key| self.in_flight.remove(key)) else { return };
         let status = if panicked {
             panic_status()
         } else {
@@ -159,15 +162,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             let executed = if blocking { Executed::Never } else { Executed::Maybe };
             Status::unavailable("the server's runtime is shutting down").with_executed(executed)
         };
-        let handlers = self.pipeline.len();
         // The permit went with the task.
-        self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
+        self.service_ended(id, method, Err(status), HeldPermit::default(), false, stream);
     }
 
     /// Ends a pending call wherever it is: its future is dropped, its context told. With a status
     /// the caller is answered, without one nothing is owed.
     pub(crate) fn end_pending(&mut self, key: usize, status: Option<&Status>) {
-        let Some(Pending { id, method, place, .. }) = self.in_flight.remove(key) else { return };
+        let Some(Pending { id, method, place, stream, .. }) = self.in_flight.remove(key) else { return };
+        if let Some(seat) = stream {
+            self.close_stream(&seat, status);
+        }
         let (permit, executed) = match place {
             Place::Slot(slot) => {
                 let Some(Some(place)) = self.methods.get_mut(method as usize) else { return };

@@ -36,7 +36,13 @@ pub struct Snapshot {
     pub handshakes: u64,
     /// Response bytes that the sockets have not taken yet.
     pub buffered_bytes: u64,
-    /// Bytes reserved for request bodies that came, or come, in parts.
+    /// Calls with items that have not ended.
+    pub streams: u64,
+    /// Bytes of items that services have sent and connections have not taken, and that have come and services have
+    /// not taken.
+    pub stream_bytes: u64,
+    /// Bytes reserved for request bodies that came, or come, in parts, and for the windows of streams that clients
+    /// send.
     pub body_bytes: u64,
     /// Received bytes of frames that are not whole yet, or whose turn has not come.
     pub inbound_bytes: u64,
@@ -66,7 +72,8 @@ impl Snapshot {
         let calls = [self.calls.held, self.blocking.held, self.calls_parked];
         let connections = [self.connections, self.handshakes];
         let bytes = [self.buffered_bytes, self.body_bytes, self.inbound_bytes];
-        calls.iter().chain(&connections).chain(&bytes).all(|&n| n == 0)
+        let streams = [self.streams, self.stream_bytes];
+        calls.iter().chain(&connections).chain(&bytes).chain(&streams).all(|&n| n == 0)
     }
 }
 
@@ -83,6 +90,8 @@ pub(crate) struct Gauges {
     pub(crate) handshakes: Arc<AtomicU64>,
     pub(crate) buffered_bytes: Arc<AtomicU64>,
     pub(crate) inbound_bytes: Arc<AtomicU64>,
+    pub(crate) streams: Arc<AtomicU64>,
+    pub(crate) stream_bytes: Arc<AtomicU64>,
     pub(crate) panics: Arc<AtomicU64>,
     pub(crate) methods_demoted: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
@@ -108,6 +117,8 @@ impl Gauges {
             handshakes: Arc::default(),
             buffered_bytes: Arc::default(),
             inbound_bytes: Arc::default(),
+            streams: Arc::default(),
+            stream_bytes: Arc::default(),
             panics: Arc::default(),
             methods_demoted: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
@@ -125,6 +136,8 @@ impl Gauges {
             connections: self.connections.snapshot().held,
             handshakes: self.handshakes.load(Ordering::Relaxed),
             buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
+            streams: self.streams.load(Ordering::Relaxed),
+            stream_bytes: self.stream_bytes.load(Ordering::Relaxed),
             body_bytes: self.bodies.snapshot().held,
             inbound_bytes: self.inbound_bytes.load(Ordering::Relaxed),
             refused: self.refused.snapshot(),

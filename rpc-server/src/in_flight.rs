@@ -25,6 +25,7 @@ use crate::{
     panics::drop_contained,
     pipeline::Decision,
     ready::SlotWaker,
+    stream::{Seat, Stream},
 };
 
 /// The pending calls of one connection.
@@ -54,6 +55,8 @@ pub(crate) struct Pending {
     pub(crate) method: u32,
     pub(crate) deadline: Deadline,
     pub(crate) place: Place,
+    /// If it has items.
+    pub(crate) stream: Option<Seat>,
 }
 
 /// Where a pending call is.
@@ -147,6 +150,11 @@ impl InFlight {
         self.calls.get_mut(key)
     }
 
+    /// The stream of a call that has one.
+    pub(crate) fn stream(&self, key: usize) -> Option<&Arc<Stream>> {
+        self.calls.get(key)?.stream.as_ref().map(|seat| &seat.stream)
+    }
+
     pub(crate) fn remove(&mut self, key: usize) -> Option<Pending> {
         let call = self.calls.try_remove(key)?;
         self.by_id.remove(&call.id);
@@ -225,6 +233,12 @@ impl InFlight {
         self.calls.iter().filter(|(_, call)| incomplete(&call.place)).map(|(key, _)| key).collect()
     }
 
+    /// The keys of calls whose clients have not sent the last of their items.
+    pub(crate) fn unended(&self) -> Vec<usize> {
+        let unended = |call: &Pending| call.stream.as_ref().is_some_and(|seat| !seat.stream.has_all());
+        self.calls.iter().filter(|(_, call)| unended(call)).map(|(key, _)| key).collect()
+    }
+
     /// The keys of all calls.
     pub(crate) fn keys(&self) -> Vec<usize> {
         self.calls.iter().map(|(key, _)| key).collect()
@@ -276,7 +290,13 @@ mod tests {
         let mut calls = InFlight::new(None, Share::of(&Arc::new(AtomicU64::new(0))));
         let now = Instant::now();
         let mut insert = |sequence, deadline| {
-            calls.insert(Pending { id: CallId::new(sequence, 0), method: 0, deadline, place: Place::Slot(0) })
+            calls.insert(Pending {
+                id: CallId::new(sequence, 0),
+                method: 0,
+                deadline,
+                place: Place::Slot(0),
+                stream: None,
+            })
         };
         let second = Duration::from_secs(1);
         let late = insert(1, Deadline::after(now, second * 3));

@@ -9,7 +9,10 @@ use std::{
 };
 
 use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, RequestFrame, encode_pong};
-use rpc_core::{CallId, Deadline, Executed, Refusal, RefusalReason, Status, limit::CallPermit};
+use rpc_core::{
+    CallId, Deadline, Executed, Refusal, RefusalReason, Status,
+    limit::{CallPermit, HeldPermit},
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
@@ -39,7 +42,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             Decoded::Incomplete { .. } => return Ok(None),
         };
         match frame {
-            Frame::Request(request) => self.request(&request, cx, now)?,
+            Frame::Request(request) => {
+                self.request(&request, cx, now)?;
+                if request.kind.client_sends() {
+                    self.note_stream_opening(request.id);
+                }
+            }
             Frame::Cancel { id } => self.cancelled(id, now)?,
             Frame::Ping(opaque) => {
                 self.charge(now)?;
@@ -53,6 +61,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     self.refuse(id, None, 0, &Refusal::new(RefusalReason::MalformedRequest));
                 }
             }
+            Frame::Item { id, more, len, part } => self.item(id, len, part, more, now)?,
+            Frame::End { id } => self.end_of_items(id, now)?,
+            Frame::Credit { id, bytes } => self.credit(id, bytes, now)?,
             Frame::Cont { id, more, part } if id != CallId::CONNECTION && id <= self.last_id => {
                 self.add_part(id, part, more, now)?
             }
@@ -112,9 +123,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 return Ok(());
             }
         };
+        if request.kind != self.server.methods.get(method).info.kind() {
+            self.answer_other_kind(id, method);
+            return Ok(());
+        }
         let mut permit = CallPermit::default();
-        if request.more {
-            match self.reserve_body(request.body_len) {
+        // What a client's stream may send before anything of it is taken is kept like a body.
+        let window = if request.kind.client_sends() { self.server.config.stream_window } else { 0 };
+        let kept = window.saturating_add(if request.more { request.body_len } else { 0 });
+        if kept > 0 {
+            match self.reserve_body(kept) {
                 Ok(bytes) => permit.reserve(bytes),
                 Err(refusal) => {
                     self.refuse(id, Some(method), 0, &refusal);
@@ -131,12 +149,22 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             priority: request.head.priority,
             attempt: request.head.attempt,
             body_len: request.body_len,
+            kind: request.kind,
             metadata,
             permit,
+            stream: None,
         };
         let admitted = self.admit(&mut opening, method, &mut Body::InFrame(request.body), 0, cx);
         self.batch.count();
         admitted
+    }
+
+    /// Answers a call whose client takes the method for one of another kind.
+    #[cold]
+    fn answer_other_kind(&mut self, id: CallId, method: u32) {
+        let kind = self.server.methods.get(method).info.kind().name();
+        let status = Status::unimplemented(format!("the method is {kind}")).with_executed(Executed::Never);
+        self.respond(id, Some(method), 0, Err(status), HeldPermit::default());
     }
 
     /// What can be refused from the fixed fields alone.
@@ -239,8 +267,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         let (id, deadline) = (opening.id, opening.deadline);
         let upload = body.keep(opening.body_len, opening.received.instant);
+        let stream = self.seat(opening);
         let receiving = Receiving { opening: opening.take(), upload };
-        self.in_flight.insert(Pending { id, method, deadline, place: Place::Receiving(Box::new(receiving)) });
+        self.in_flight.insert(Pending { id, method, deadline, place: Place::Receiving(Box::new(receiving)), stream });
     }
 
     /// Whether writing gave permits back. Finished calls whose responses wait in the buffer are not
@@ -267,8 +296,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let (id, deadline) = (opening.id, opening.deadline);
         let future = HandlerFuture::new(future, &self.server.gauges.panics);
         let upload = body.keep(opening.body_len, opening.received.instant);
+        let stream = self.seat(opening);
         let waiting = Waiting { opening: opening.take(), upload, at, future, waker };
-        self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)) });
+        self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)), stream });
         // Nothing else polls it for the first time.
         self.ready.push(Key::Waiting(key));
     }
@@ -288,10 +318,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 Decision::Answer(Status::internal("a handler panicked").with_executed(Executed::Never))
             }
         };
-        let Some(Pending { method, place: Place::Waiting(waiting), .. }) = self.in_flight.remove(key) else {
+        let Some(Pending { method, place: Place::Waiting(waiting), stream, .. }) = self.in_flight.remove(key) else {
             return Ok(());
         };
         let Waiting { mut opening, upload, at, .. } = *waiting;
+        if let Some(seat) = &stream {
+            // It may be refused yet, and its items be under way.
+            self.note_stream_end(seat);
+        }
+        opening.stream = stream;
         let mut body = Body::Kept(upload);
         match decision {
             // Its deadline is looked at again: it may have passed in this very turn.

@@ -10,6 +10,7 @@ use std::{
     },
 };
 
+use rpc_codec::CallKind;
 use rpc_core::{Context, MethodId, Status};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -91,7 +92,7 @@ impl ServiceMethods<'_> {
         self.methods.add(Method { info: Arc::new(info), run });
     }
 
-    fn add<S, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
+    pub(crate) fn add<S, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
         S: Shape,
         F: Fn(&Context, S::Args) -> Fut + Clone + Send + Sync + 'static,
@@ -100,7 +101,7 @@ impl ServiceMethods<'_> {
         let make = move |index, ready: &Arc<Ready>| -> Box<dyn ConnMethod> {
             Box::new(Unary::<S, F, Fut>::new(handler.clone(), index, Arc::clone(ready)))
         };
-        let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, options.spawn);
+        let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, options.spawn).of_kind(S::KIND);
         self.methods.add(Method { info: Arc::new(info), run: Run::Polled(Box::new(make)) });
     }
 }
@@ -135,6 +136,7 @@ pub struct MethodInfo {
     path: String,
     untouched: bool,
     blocking: bool,
+    kind: CallKind,
     spawn: AtomicBool,
     slow_polls: AtomicU32,
     usual_reply: AtomicUsize,
@@ -147,6 +149,7 @@ impl MethodInfo {
             path: format!("{service}/{name}"),
             untouched,
             blocking: false,
+            kind: CallKind::Unary,
             spawn: AtomicBool::new(spawn),
             slow_polls: AtomicU32::new(0),
             usual_reply: AtomicUsize::new(0),
@@ -156,6 +159,10 @@ impl MethodInfo {
     /// The method as one that blocks, which never runs in its connection's task.
     fn blocking(self) -> Self {
         Self { blocking: true, spawn: AtomicBool::new(true), ..self }
+    }
+
+    fn of_kind(self, kind: CallKind) -> Self {
+        Self { kind, ..self }
     }
 
     /// The id on the wire.
@@ -171,6 +178,11 @@ impl MethodInfo {
     /// Whether the method takes and returns bytes that no codec touches.
     pub fn is_untouched(&self) -> bool {
         self.untouched
+    }
+
+    /// Which ways items of its calls go.
+    pub fn kind(&self) -> CallKind {
+        self.kind
     }
 
     /// Whether calls block the thread they run on, and so run on tokio's blocking pool.

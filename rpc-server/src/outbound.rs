@@ -11,6 +11,7 @@ use crate::{
     panics::contain,
     pipeline::{Answer, CallInfo, Outbound},
     server::CutCall,
+    stream::Seat,
     unary::{Outbox, Outcome, TaskEnd, check_len},
 };
 
@@ -23,22 +24,26 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         outcome: Outcome,
         permit: HeldPermit,
         panicked: bool,
+        stream: Option<Seat>,
     ) {
         if panicked {
             self.count_panic();
+        }
+        if let Some(seat) = stream {
+            return self.respond_behind_items(&seat, method, outcome, permit);
         }
         let handlers = self.pipeline.len();
         self.respond(id, Some(method), handlers, outcome, permit);
     }
 
     /// Answers a call that ran in a task of its own.
-    pub(crate) fn respond_task(&mut self, pending: &Pending, end: TaskEnd) {
+    pub(crate) fn respond_task(&mut self, pending: Pending, end: TaskEnd) {
         let outcome = end.body.and_then(|body| {
             let message = OpenMessage::response(&mut self.writer.out, &Metadata::new());
             self.writer.out.extend_from_slice(&body);
             check_len(message, &mut Outbox { out: &mut self.writer.out, bounds: self.bounds })
         });
-        self.service_ended(pending.id, pending.method, outcome, end.permit, end.panicked);
+        self.service_ended(pending.id, pending.method, outcome, end.permit, end.panicked, pending.stream);
     }
 
     /// Turns a call away. Nothing is allocated, and no permit is held for it.
@@ -73,7 +78,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     /// What is left to be sent in parts, if anything is.
-    fn encode_response(&mut self, id: CallId, method: Option<u32>, upto: usize, outcome: Outcome) -> Option<Remainder> {
+    pub(crate) fn encode_response(
+        &mut self,
+        id: CallId,
+        method: Option<u32>,
+        upto: usize,
+        outcome: Outcome,
+    ) -> Option<Remainder> {
         let (message, mut status) = match outcome {
             Ok(message) => (Some(message), None),
             Err(status) => (None, Some(status)),

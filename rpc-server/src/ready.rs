@@ -6,6 +6,8 @@ use std::{
     task::{Wake, Waker},
 };
 
+use rpc_core::CallId;
+
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// The calls of one connection that were woken, and how to wake the connection itself.
@@ -35,6 +37,8 @@ pub(crate) enum Key {
     },
     /// A call that waits in the pipeline, by its index among the calls in flight.
     Waiting(usize),
+    /// A call whose service has sent or taken items.
+    Stream(CallId),
 }
 
 impl Ready {

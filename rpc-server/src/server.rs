@@ -369,6 +369,7 @@ impl ServerCore {
         hello.max_frame = config.max_frame;
         hello.max_message = config.max_message;
         hello.advised_calls = u32::try_from(config.max_concurrent_calls_per_connection).unwrap_or(u32::MAX);
+        hello.stream_window = config.stream_window;
         hello.codecs = config.codecs;
         hello
     }

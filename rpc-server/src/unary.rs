@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
-use rpc_codec::{CodecId, EncodeError, OpenMessage, PayloadError, SendBounds};
+use rpc_codec::{CallKind, CodecId, EncodeError, OpenMessage, PayloadError, SendBounds};
 use rpc_core::{CallId, ConnectionInfo, Context, Executed, Metadata, Status, limit::HeldPermit};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -22,6 +22,7 @@ use crate::{
     panics::{Panicked, contain, end},
     prospects::Prospect,
     ready::{Key, Ready, SlotWaker},
+    stream::Stream,
 };
 
 /// One method on one connection. The method is behind `dyn`, its futures are not: a call that is
@@ -51,6 +52,8 @@ pub(crate) struct Starting<'a, 'b> {
     pub(crate) connection: &'a Arc<ConnectionInfo>,
     /// Where the connection will keep the call if it is pending.
     pub(crate) parked: usize,
+    /// If it has items.
+    pub(crate) stream: Option<&'a Arc<Stream>>,
 }
 
 /// Where responses are encoded, and how long they may be.
@@ -103,8 +106,11 @@ pub(crate) trait Shape: Send + 'static {
     type Reply: Send + 'static;
 
     const UNTOUCHED: bool;
+    /// Which ways items go.
+    const KIND: CallKind = CallKind::Unary;
 
-    fn decode(codec: CodecId, body: &mut Body<'_>) -> Result<Self::Args, PayloadError>;
+    /// The arguments; with the ends of `stream` if calls have items.
+    fn decode(codec: CodecId, body: &mut Body<'_>, stream: Option<&Arc<Stream>>) -> Result<Self::Args, PayloadError>;
     fn encode(codec: CodecId, reply: &Self::Reply, out: &mut Vec<u8>) -> Result<(), PayloadError>;
 }
 
@@ -122,7 +128,7 @@ where
 
     const UNTOUCHED: bool = false;
 
-    fn decode(codec: CodecId, body: &mut Body<'_>) -> Result<A, PayloadError> {
+    fn decode(codec: CodecId, body: &mut Body<'_>, _: Option<&Arc<Stream>>) -> Result<A, PayloadError> {
         codec.decode(body.bytes())
     }
 
@@ -141,7 +147,7 @@ impl Shape for Untouched {
 
     const UNTOUCHED: bool = true;
 
-    fn decode(_: CodecId, body: &mut Body<'_>) -> Result<Bytes, PayloadError> {
+    fn decode(_: CodecId, body: &mut Body<'_>, _: Option<&Arc<Stream>>) -> Result<Bytes, PayloadError> {
         Ok(body.take_bytes())
     }
 
@@ -243,14 +249,14 @@ where
         let mark = out.out.len();
         let slot = self.free_slot();
         let tenant = &mut self.slots[slot as usize];
-        let Starting { opening, body, connection, parked } = call;
+        let Starting { opening, body, connection, parked, stream } = call;
         let codec = opening.codec;
         tenant.codec = codec;
         tenant.parked = parked;
         let handler = &self.handler;
         let polled = contain("a service", || {
             let context = tenant.claim.take_over(opening, connection);
-            match S::decode(codec, body) {
+            match S::decode(codec, body, stream) {
                 Err(error) => Poll::Ready(Err(undecodable(&error))),
                 Ok(args) => {
                     tenant.future.as_mut().set(Some(handler(context, args)));
@@ -266,12 +272,14 @@ where
     }
 
     fn spawn(&mut self, call: Starting<'_, '_>, prospect: Prospect) -> Result<Task, Ended> {
-        let Starting { opening, body, connection, parked } = call;
+        let Starting { opening, body, connection, parked, stream } = call;
         let (id, codec) = (opening.id, opening.codec);
         let mut claim = Claim::default();
         let context = claim.take_over(opening, connection).clone();
         let prepared = contain("a service", || {
-            S::decode(codec, body).map(|args| (self.handler)(&context, args)).map_err(|error| undecodable(&error))
+            S::decode(codec, body, stream)
+                .map(|args| (self.handler)(&context, args))
+                .map_err(|error| undecodable(&error))
         });
         let (status, panicked) = match prepared {
             Ok(Ok(future)) => {

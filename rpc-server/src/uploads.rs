@@ -38,14 +38,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Adds a part to the body of a call. The last one starts the call, if it was let through.
     pub(crate) fn add_part(&mut self, id: CallId, part: &[u8], more: bool, now: Reading) -> Result<(), Broken> {
         let Some(key) = self.in_flight.key_of(id) else {
-            // The call was refused, or ended otherwise, while its parts were under way.
-            self.ignore_frame();
-            // Long parts pay with their length.
+            // The call was refused, or ended otherwise, while its parts were under way. Long parts pay with
+            // their length.
             if part.len() < MIN_PART_LEN {
-                self.charge(now)?;
+                return self.late_frame(now);
             }
+            self.ignore_frame();
             return Ok(());
         };
+        if self.item_part(key, id, part, more)? {
+            return Ok(());
+        }
         let upload = self.in_flight.get_mut(key).and_then(|pending| pending.place.upload_mut());
         let Some(upload) = upload.filter(|upload| !upload.is_complete()) else {
             let message = format!("the body of call {id} goes on after its last part");
@@ -64,10 +67,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if !matches!(self.in_flight.get_mut(key), Some(Pending { place: Place::Receiving(_), .. })) {
             return;
         }
-        let Some(Pending { method, place: Place::Receiving(receiving), .. }) = self.in_flight.remove(key) else {
+        let Some(Pending { method, place: Place::Receiving(receiving), stream, .. }) = self.in_flight.remove(key)
+        else {
             return;
         };
         let Receiving { mut opening, upload } = *receiving;
+        opening.stream = stream;
         if opening.deadline.is_expired(now.instant) {
             let handlers = self.pipeline.len();
             self.refuse(opening.id, Some(method), handlers, &Refusal::new(RefusalReason::DeadlineExpired));
@@ -79,7 +84,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Turns a call away whose body is not complete.
     fn refuse_pending(&mut self, key: usize, refusal: &Refusal) {
-        let Some(Pending { id, method, place, .. }) = self.in_flight.remove(key) else { return };
+        let Some(Pending { id, method, place, stream, .. }) = self.in_flight.remove(key) else { return };
+        if let Some(seat) = &stream {
+            self.note_stream_end(seat);
+        }
         let passed = match &place {
             Place::Waiting(waiting) => waiting.at,
             _ => self.pipeline.len(),

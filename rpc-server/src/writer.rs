@@ -5,17 +5,18 @@ use std::{
     future::poll_fn,
     io,
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll},
 };
 
-use rpc_codec::{MIN_PART_LEN, PART_LEN, Remainder};
+use rpc_codec::{FrameQueue, MIN_PART_LEN, PART_LEN, Remainder};
 use rpc_core::{
     CallId,
     limit::{HeldPermit, Releases},
 };
 use tokio::{io::AsyncWrite, task::coop};
 
-use crate::gauges::Share;
+use crate::{gauges::Share, stream::Stream};
 
 /// Bytes on their way out, and who waits for them to leave.
 ///
@@ -30,8 +31,10 @@ pub(crate) struct Writer {
     /// Position of `out[0]` in the stream of all bytes.
     base: u64,
     unwritten: VecDeque<Unwritten>,
-    /// Responses of which the first part is in `out`, in turn.
+    /// Responses of which the first part is in `out`, or that stand behind items; in turn.
     parted: VecDeque<Parted>,
+    /// Streams that have items to be sent, in turn.
+    streams: VecDeque<Arc<Stream>>,
     /// The longest frame that the client takes.
     pub(crate) max_frame: u32,
     /// Bytes have left that the transport may still hold.
@@ -54,7 +57,24 @@ struct Parted {
     id: CallId,
     method: Option<u32>,
     permit: HeldPermit,
-    remainder: Remainder,
+    rest: Rest,
+}
+
+#[derive(Debug)]
+enum Rest {
+    /// Of its body.
+    Body(Remainder),
+    /// Items that stand before it, and itself.
+    Items(FrameQueue),
+}
+
+impl Rest {
+    fn len(&self) -> usize {
+        match self {
+            Self::Body(remainder) => remainder.len(),
+            Self::Items(frames) => frames.len(),
+        }
+    }
 }
 
 impl Writer {
@@ -65,6 +85,7 @@ impl Writer {
             base: 0,
             unwritten: VecDeque::new(),
             parted: VecDeque::new(),
+            streams: VecDeque::new(),
             max_frame: MIN_PART_LEN as u32,
             unflushed: false,
             gauge,
@@ -86,7 +107,22 @@ impl Writer {
 
     /// Notes a response of which the first part ends where the buffer ends now.
     pub(crate) fn push_parts(&mut self, id: CallId, method: Option<u32>, permit: HeldPermit, remainder: Remainder) {
-        self.parted.push_back(Parted { id, method, permit, remainder });
+        self.parted.push_back(Parted { id, method, permit, rest: Rest::Body(remainder) });
+    }
+
+    /// Notes a response that is the last of `frames`, behind items that its service has sent.
+    pub(crate) fn push_items(&mut self, id: CallId, method: Option<u32>, permit: HeldPermit, frames: FrameQueue) {
+        self.parted.push_back(Parted { id, method, permit, rest: Rest::Items(frames) });
+    }
+
+    /// Notes a stream that has items to be sent.
+    pub(crate) fn push_stream(&mut self, stream: Arc<Stream>) {
+        self.streams.push_back(stream);
+    }
+
+    /// Takes no more items of a call that has ended.
+    pub(crate) fn drop_stream(&mut self, id: CallId) {
+        self.streams.retain(|stream| stream.id != id);
     }
 
     /// Gives up what is left of the response of a call whose caller has gone. Whether there was any.
@@ -99,6 +135,7 @@ impl Writer {
     /// Gives up what is left of all responses in parts.
     pub(crate) fn abandon_parts(&mut self) {
         self.parted.clear();
+        self.streams.clear();
     }
 
     /// Bytes that the transport has taken, ever.
@@ -108,7 +145,7 @@ impl Writer {
 
     /// Bytes that the transport has not taken.
     pub(crate) fn unsent(&self) -> usize {
-        self.writable() + self.parted.iter().map(|parted| parted.remainder.len()).sum::<usize>()
+        self.writable() + self.parted.iter().map(|parted| parted.rest.len()).sum::<usize>()
     }
 
     /// Bytes that wait for nothing but the transport.
@@ -117,9 +154,10 @@ impl Writer {
     }
 
     /// What counts against the high-water mark. Of a response in parts, only so much: a client that
-    /// reads a long one may go on calling, one that reads none of many may not.
+    /// reads a long one may go on calling, one that reads none of many may not. Nothing of the items in
+    /// streams: each of these has bounds of its own, and a few busy ones must not keep calls from being read.
     pub(crate) fn pressure(&self) -> usize {
-        let parted = self.parted.iter().map(|parted| parted.remainder.len().min(2 * PART_LEN));
+        let parted = self.parted.iter().map(|parted| parted.rest.len().min(2 * PART_LEN));
         self.writable() + parted.sum::<usize>()
     }
 
@@ -135,16 +173,30 @@ impl Writer {
         }
     }
 
-    /// Puts the next parts into the buffer, one of each response in turn, as long as little waits
-    /// there: what is answered meanwhile is not held up by much.
+    /// Puts the next parts into the buffer, one of each response and each stream in turn, as long as
+    /// little waits there: what is answered meanwhile is not held up by much.
     fn add_parts(&mut self) {
-        while self.writable() < 2 * PART_LEN {
-            let Some(mut parted) = self.parted.pop_front() else { return };
-            if parted.remainder.encode_part(&mut self.out, parted.id, self.max_frame) {
-                self.push(parted.id, parted.method, parted.permit);
-            } else {
-                self.parted.push_back(parted);
+        while self.writable() < 2 * PART_LEN && !(self.parted.is_empty() && self.streams.is_empty()) {
+            if let Some(parted) = self.parted.pop_front() {
+                self.add_part(parted);
             }
+            if let Some(stream) = self.streams.pop_front()
+                && stream.take_part(&mut self.out)
+            {
+                self.streams.push_back(stream);
+            }
+        }
+    }
+
+    fn add_part(&mut self, mut parted: Parted) {
+        let last = match &mut parted.rest {
+            Rest::Body(remainder) => remainder.encode_part(&mut self.out, parted.id, self.max_frame),
+            Rest::Items(frames) => !frames.take_part(&mut self.out),
+        };
+        if last {
+            self.push(parted.id, parted.method, parted.permit);
+        } else {
+            self.parted.push_back(parted);
         }
     }
 
@@ -154,7 +206,11 @@ impl Writer {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.writable() == 0 && self.unwritten.is_empty() && self.parted.is_empty() && !self.unflushed
+        self.writable() == 0
+            && self.unwritten.is_empty()
+            && self.parted.is_empty()
+            && self.streams.is_empty()
+            && !self.unflushed
     }
 
     /// Writes what the transport takes, and calls `written` for each response that has left.
@@ -231,7 +287,7 @@ pub(crate) fn poll_io<R>(cx: &mut Context<'_>, poll: impl FnMut(&mut Context<'_>
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, atomic::AtomicU64};
+    use std::sync::atomic::AtomicU64;
 
     use rpc_core::limit::{CallPermit, ConcurrencyLimit};
     use tokio::io::AsyncReadExt;

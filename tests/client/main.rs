@@ -14,5 +14,6 @@ mod hostile;
 mod keepalive;
 mod ready;
 mod reconnect;
+mod stream_states;
 mod uploads;
 mod withdraws;

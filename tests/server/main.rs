@@ -17,4 +17,5 @@ mod hesitation;
 mod io_faults;
 mod keepalive;
 mod protocol;
+mod stream_states;
 mod timeouts;

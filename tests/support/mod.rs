@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "every test uses a part of it")]
 
 pub(crate) mod bodies;
+pub(crate) mod feed;
 pub(crate) mod handlers;
 pub(crate) mod harness;
 pub(crate) mod parts;
@@ -11,6 +12,7 @@ pub(crate) mod raw;
 pub(crate) mod scripted;
 pub(crate) mod shims;
 pub(crate) mod sockets;
+pub(crate) mod states;
 
 pub(crate) use harness::{Harness, assert_idle, assert_idle_soon, no_call_runs, within};
 pub(crate) use probe::{Probe, method};

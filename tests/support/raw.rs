@@ -14,8 +14,8 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{
-    Assembly, CodecId, Decoded, Frame, FrameDecoder, GoAwayReason, Hello, OpenMessage, RequestHead, SendBounds,
-    encode_cancel, encode_go_away, encode_status,
+    Assembly, CallKind, CodecId, Decoded, Frame, FrameDecoder, GoAwayReason, Hello, OpenMessage, RequestHead,
+    SendBounds, encode_cancel, encode_go_away, encode_status, mark_kind,
 };
 use rpc_core::{CallId, Executed, Metadata, Status, StatusCode};
 use serde::{Serialize, de::DeserializeOwned};
@@ -42,6 +42,16 @@ pub(crate) enum Got {
         executed: Executed,
         status: Status,
         body: Vec<u8>,
+    },
+    Item {
+        id: CallId,
+        body: Vec<u8>,
+    },
+    /// END: the client sends no more items.
+    LastItem(CallId),
+    Credit {
+        id: CallId,
+        bytes: u32,
     },
     Cancel(CallId),
     Ping([u8; 8]),
@@ -135,6 +145,7 @@ impl RawPeer {
             Frame::Response(response) if response.more => {
                 Some((response.id, Assembly::begin(response.body_len, response.body)))
             }
+            Frame::Item { id, more: true, len, part } => Some((*id, Assembly::begin(*len, part))),
             _ => None,
         };
         let got = match frame {
@@ -143,7 +154,9 @@ impl RawPeer {
                 Entry::Occupied(mut parted) => {
                     if parted.get_mut().1.add(part, more).expect("the parts add up") {
                         let (mut got, mut assembly) = parted.remove();
-                        if let Got::Request { body, .. } | Got::Response { body, .. } = &mut got {
+                        if let Got::Request { body, .. } | Got::Response { body, .. } | Got::Item { body, .. } =
+                            &mut got
+                        {
                             *body = assembly.take();
                         }
                         got
@@ -166,6 +179,9 @@ impl RawPeer {
                 status: response.status().expect("the status is well formed"),
                 body: response.body.to_vec(),
             },
+            Frame::Item { id, part, .. } => Got::Item { id, body: part.to_vec() },
+            Frame::End { id } => Got::LastItem(id),
+            Frame::Credit { id, bytes } => Got::Credit { id, bytes },
             Frame::Cancel { id } => Got::Cancel(id),
             Frame::Ping(opaque) => Got::Ping(opaque),
             Frame::Pong(opaque) => Got::Pong(opaque),
@@ -335,9 +351,11 @@ pub(crate) fn response<R: Serialize>(id: CallId, reply: &R) -> Vec<u8> {
     out
 }
 
+/// As long as can be.
+pub(crate) const ANY: SendBounds = SendBounds { max_frame: u32::MAX, max_message: u32::MAX };
+
 /// Finishes a message, with all parts of its body in a row.
 fn finish(message: OpenMessage, out: &mut Vec<u8>, id: CallId) {
-    const ANY: SendBounds = SendBounds { max_frame: u32::MAX, max_message: u32::MAX };
     if let Some(mut rest) = message.finish(out, id, ANY).expect("it fits") {
         while !rest.encode_part(out, id, ANY.max_frame) {}
     }
@@ -365,6 +383,7 @@ pub(crate) fn frame(kind: u8, flags: u8, id: u64, head: &[u8], body: &[u8]) -> V
 /// A REQUEST to be changed before it is sent.
 pub(crate) struct Req {
     id: u64,
+    kind: CallKind,
     pub(crate) head: RequestHead,
     pub(crate) metadata: Metadata,
     pub(crate) body: Vec<u8>,
@@ -384,7 +403,22 @@ impl Req {
             priority: 0,
             attempt: 0,
         };
-        Self { id, head, metadata: Metadata::new(), body }
+        Self { id, kind: CallKind::Unary, head, metadata: Metadata::new(), body }
+    }
+
+    /// Of a call of this kind.
+    pub(crate) fn of_kind(self, kind: CallKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// Of a call whose client sends items.
+    pub(crate) fn sends(self) -> Self {
+        self.of_kind(CallKind::ClientStream)
+    }
+
+    /// Of a call whose server sends items.
+    pub(crate) fn takes(self) -> Self {
+        self.of_kind(CallKind::ServerStream)
     }
 
     /// Changes the head.
@@ -410,6 +444,7 @@ impl Req {
         let message = OpenMessage::request(&mut out, &self.head, &self.metadata);
         out.extend_from_slice(&self.body);
         finish(message, &mut out, CallId::new(self.id, 0));
+        mark_kind(&mut out, self.kind);
         out
     }
 }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::workload::{Kind, Workload};
+use crate::workload::{ITEMS_PER_READING, Kind, Workload};
 use crate::{BoxError, procfs};
 
 /// What a server is started with.
@@ -181,6 +181,37 @@ const NO_CALLER: &str = "a connection without a caller";
 /// No two callers ever send the same id, so an answer given to the wrong one is found out.
 fn first_id(caller: usize) -> u64 {
     (caller as u64) << 32
+}
+
+/// The items of one stream, as its client takes them.
+pub trait Items: Send + 'static {
+    /// The id of the next item. They go up by one, from 0.
+    fn next(&mut self) -> impl Future<Output = Result<u64, BoxError>> + Send;
+}
+
+/// Counts the items of a stream.
+///
+/// # Errors
+///
+/// The stream failed or ended, or an item was lost.
+pub async fn take_items<I: Items>(job: &LoadJob, items: I) -> Result<Measured, BoxError> {
+    measure(job, [items], |mut items, meter| async move {
+        let (mut expected, mut since) = (0, Instant::now());
+        loop {
+            for _ in 0..ITEMS_PER_READING {
+                if items.next().await? != expected {
+                    return Err("an item was lost".into());
+                }
+                expected += 1;
+            }
+            let now = Instant::now();
+            if meter.record_items(ITEMS_PER_READING, since, now) == Next::Stop {
+                return Ok(());
+            }
+            since = now;
+        }
+    })
+    .await
 }
 
 /// Runs `work` as a task for each item, and measures what they record.
@@ -384,6 +415,17 @@ impl Meter {
         }
         Next::Call
     }
+
+    /// Records items of a stream that came since the last time.
+    pub fn record_items(&self, items: u64, since: Instant, now: Instant) -> Next {
+        if now >= self.close {
+            return Next::Stop;
+        }
+        if now >= self.open {
+            self.latencies.record_many(now.duration_since(since), items);
+        }
+        Next::Call
+    }
 }
 
 /// Latencies in nanoseconds, in a histogram per worker thread so that threads do not contend.
@@ -412,6 +454,10 @@ impl Latencies {
 
     fn record(&self, latency: Duration) {
         self.of_this_thread().saturating_record(latency.as_nanos() as u64);
+    }
+
+    fn record_many(&self, latency: Duration, count: u64) {
+        self.of_this_thread().saturating_record_n(latency.as_nanos() as u64, count);
     }
 
     fn of_this_thread(&self) -> MutexGuard<'_, Histogram<u64>> {

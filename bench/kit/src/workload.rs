@@ -25,6 +25,9 @@ pub enum Kind {
     /// As served, but the handler yields to the runtime once before it answers: see
     /// [`wait_once`]. Stacks that have no handler are as they are.
     PendingOnce,
+    /// One call whose server sends items without end, as fast as its client takes them: an item is
+    /// counted as a call, and what is recorded as its latency is the time since [`ITEMS_PER_READING`] items before.
+    Stream,
     /// Servers with a limit of calls in flight set it to one, and that one is taken: all others are
     /// refused. Stacks without such a limit serve, for comparison.
     Refused,
@@ -37,11 +40,15 @@ pub const WORKLOADS: &[Workload] = &[
     row("c", 16, 16, 64, Kind::Served),
     row("d", 64, 8, KIB, Kind::Served),
     row("e", 1, 4, KIB * KIB, Kind::Served),
+    row("f", 1, 1, 64, Kind::Stream),
     row("g", 2_000, 1, 64, Kind::Idle),
     row("h", 1, 64, 64, Kind::PendingOnce),
     row("i", 256, 1, 64, Kind::Served),
     row("refused", 1, 64, 64, Kind::Refused),
 ];
+
+/// In a stream the clock is read once for so many items.
+pub const ITEMS_PER_READING: u64 = 64;
 
 /// Length of the name in every message.
 pub const NAME_LEN: usize = 16;
@@ -81,6 +88,7 @@ impl Workload {
         let connections = self.connections;
         let plural = if connections == 1 { "" } else { "s" };
         match self.kind {
+            Kind::Stream => format!("{connections} connection{plural} x 1 stream of items without end, {size}"),
             Kind::Idle => format!("{connections} idle connection{plural} that made one call each, {size}"),
             kind => format!(
                 "{connections} connection{plural} x {} in flight, {size}{}",
@@ -88,7 +96,7 @@ impl Workload {
                 match kind {
                     Kind::PendingOnce => ", the handler waits once",
                     Kind::Refused => ", refused where there is a limit",
-                    Kind::Served | Kind::Idle => "",
+                    Kind::Served | Kind::Idle | Kind::Stream => "",
                 }
             ),
         }

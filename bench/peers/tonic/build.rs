@@ -8,6 +8,14 @@ fn main() {
         .output_type("crate::Message")
         .codec_path("tonic_prost::ProstCodec")
         .build();
-    let service = tonic_build::manual::Service::builder().name("Echo").package("bench").method(method).build();
+    let items = tonic_build::manual::Method::builder()
+        .name("items")
+        .route_name("Items")
+        .input_type("crate::Message")
+        .output_type("crate::Item")
+        .codec_path("tonic_prost::ProstCodec")
+        .server_streaming()
+        .build();
+    let service = tonic_build::manual::Service::builder().name("Echo").package("bench").method(method).method(items).build();
     tonic_build::manual::Builder::new().compile(&[service]);
 }

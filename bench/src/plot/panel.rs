@@ -18,7 +18,7 @@ pub(super) struct Measure {
 /// What a workload is about.
 pub(super) fn measure_of(kind: Kind) -> Measure {
     match kind {
-        Kind::Served | Kind::PendingOnce => {
+        Kind::Served | Kind::PendingOnce | Kind::Stream => {
             Measure { title: "calls per second, more is better", figure: |row| Some(row.per_sec), decimals: 0 }
         }
         Kind::Idle => Measure {

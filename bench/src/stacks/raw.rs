@@ -30,7 +30,10 @@ pub(crate) async fn serve(job: ServeJob) -> Result<(), BoxError> {
         let (socket, _) = listener.accept().await?;
         socket.set_nodelay(true)?;
         // A connection ends with its client, by whatever error; the server goes on.
-        tokio::spawn(echo(socket));
+        match job.workload.kind {
+            Kind::Stream => tokio::spawn(send_items(socket, job.workload.payload_len)),
+            _ => tokio::spawn(echo(socket)),
+        };
     }
 }
 
@@ -51,11 +54,62 @@ async fn echo(mut socket: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
+/// Writes items without end, in batches, each as long as one of Sluicegate is on the wire.
+async fn send_items(mut socket: TcpStream, payload_len: usize) -> io::Result<()> {
+    let mut batch = Vec::with_capacity(BATCH_LEN + 1024);
+    let body = vec![7; payload_len + ITEM_HEADER_LEN - wire::HEADER_LEN - 8];
+    for id in 0_u64.. {
+        wire::put_header(&mut batch, id, 8 + body.len());
+        batch.extend_from_slice(&id.to_le_bytes());
+        batch.extend_from_slice(&body);
+        if batch.len() >= BATCH_LEN {
+            socket.write_all(&batch).await?;
+            batch.clear();
+        }
+    }
+    Ok(())
+}
+
+/// Takes items, of which every one must be the next.
+async fn count_items(mut socket: TcpStream, meter: Meter) -> Result<(), BoxError> {
+    let mut received = ReadBuffer::new();
+    let (mut expected, mut since) = (0, Instant::now());
+    while received.read_from(&mut socket).await? {
+        let first = expected;
+        while let Some(frame) = received.next_frame()? {
+            if !frame.body.starts_with(&u64::to_le_bytes(expected)) {
+                return Err("an item was lost".into());
+            }
+            expected += 1;
+        }
+        let now = Instant::now();
+        if meter.record_items(expected - first, since, now) == Next::Stop {
+            return Ok(());
+        }
+        since = now;
+    }
+    Err("the server closed the connection".into())
+}
+
+/// A batch that is written at once.
+const BATCH_LEN: usize = 64 << 10;
+/// What Sluicegate puts before an item.
+const ITEM_HEADER_LEN: usize = 16;
+
+/// The client of a stream.
+pub(crate) async fn load_items(job: LoadJob) -> Result<Measured, BoxError> {
+    let socket = harness::connect(&job).await?;
+    harness::measure(&job, [socket], count_items).await
+}
+
 async fn load(job: LoadJob) -> Result<Measured, BoxError> {
     let workload = job.workload;
     if workload.kind == Kind::Idle {
         // One call per connection: there is nothing to pipeline.
         return raw_mux::load(job).await;
+    }
+    if workload.kind == Kind::Stream {
+        return load_items(job).await;
     }
     let mut sockets = Vec::new();
     for _ in 0..workload.connections {

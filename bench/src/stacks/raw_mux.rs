@@ -21,6 +21,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
 
 use bench_kit::harness::{self, Caller, LoadJob, Measured, lock};
+use bench_kit::workload::Kind;
 use bench_kit::{BoxError, Stack};
 
 use crate::stacks::raw;
@@ -35,6 +36,9 @@ pub(crate) const STACK: Stack = Stack {
 
 /// The client of all `raw` stacks but `raw` itself.
 pub(crate) async fn load(job: LoadJob) -> Result<Measured, BoxError> {
+    if job.workload.kind == Kind::Stream {
+        return raw::load_items(job).await;
+    }
     let message = job.workload.plain_message();
     harness::drive(&job, async || {
         let client = Client::new(harness::connect(&job).await?);

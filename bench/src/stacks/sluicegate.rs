@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use futures::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use sluicegate::limit::Rate;
-use sluicegate::{Bytes, CallError, Client, Server, StatusCode};
+use sluicegate::{Bytes, CallError, Client, Server, Status, StatusCode, Stream};
 
-use bench_kit::harness::{self, Caller, LoadJob, Measured, ServeJob};
+use bench_kit::harness::{self, Caller, Items, LoadJob, Measured, ServeJob};
 use bench_kit::workload::{Kind, wait_once};
 use bench_kit::{BoxError, Stack};
 
@@ -17,8 +18,10 @@ pub(crate) const STRUCTS: Stack = Stack {
     about: "structs through bincode, payload as bytes, all limits on",
     serve: |job| Box::pin(serve(job, Limits::On)),
     load: |job| {
-        if job.workload.kind == Kind::Refused {
-            return Box::pin(load_refused(job));
+        match job.workload.kind {
+            Kind::Refused => return Box::pin(load_refused(job)),
+            Kind::Stream => return Box::pin(load_items(job)),
+            _ => {}
         }
         Box::pin(load(job, Structs::new))
     },
@@ -74,6 +77,7 @@ trait Echo {
     async fn plain(&self, message: PlainMessage) -> PlainMessage;
     async fn bytes(&self, message: Bytes) -> Bytes;
     async fn stay(&self);
+    async fn items(&self, len: u32) -> Result<impl Stream<Item = Result<Bytes, Status>> + Send, Status>;
 }
 
 struct Echoing {
@@ -94,6 +98,15 @@ impl Echo for Echoing {
     async fn bytes(&self, message: Bytes) -> Bytes {
         wait_once(self.waits).await;
         message
+    }
+
+    /// Without end; each begins with its id.
+    async fn items(&self, len: u32) -> Result<impl Stream<Item = Result<Bytes, Status>> + Send, Status> {
+        let mut item = vec![7; len as usize];
+        Ok(stream::iter(0_u64..).map(move |id| {
+            item[..8].copy_from_slice(&id.to_le_bytes());
+            Ok(Bytes::copy_from_slice(&item))
+        }))
     }
 
     /// Holds its permit for as long as its caller wants.
@@ -160,6 +173,21 @@ async fn load_refused(job: LoadJob) -> Result<Measured, BoxError> {
     tokio::select! {
         ended = stay => ended,
         measured = load => measured,
+    }
+}
+
+async fn load_items(job: LoadJob) -> Result<Measured, BoxError> {
+    let client: EchoClient = Client::new(job.addr.to_string()).service();
+    harness::take_items(&job, Taking(client.items(job.workload.payload_len as u32))).await
+}
+
+struct Taking(sluicegate::client::ServerStream<(u32,), Bytes, sluicegate::client::Plain>);
+
+impl Items for Taking {
+    async fn next(&mut self) -> Result<u64, BoxError> {
+        let item = self.0.message().await?.ok_or("the stream has ended")?;
+        let id = item.first_chunk().ok_or("an item without an id")?;
+        Ok(u64::from_le_bytes(*id))
     }
 }
 

@@ -32,6 +32,7 @@ mod bincode;
 mod bounded;
 pub mod bytes;
 mod error;
+pub mod items;
 #[cfg(feature = "json")]
 mod json;
 

@@ -5,11 +5,13 @@
 
 #![forbid(unsafe_code)]
 
+use std::pin::Pin;
 use std::process::ExitCode;
 
-use bench_kit::harness::{self, Caller, LoadJob, Measured, ServeJob};
-use bench_kit::workload::wait_once;
+use bench_kit::harness::{self, Caller, Items, LoadJob, Measured, ServeJob};
+use bench_kit::workload::{Kind, wait_once};
 use bench_kit::{BoxError, Stack, program};
+use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
@@ -46,6 +48,13 @@ pub struct Message {
     pub payload: Vec<u8>,
 }
 
+/// An item of a stream.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Item {
+    #[prost(bytes = "vec", tag = "1")]
+    pub payload: Vec<u8>,
+}
+
 struct Echoing {
     waits: bool,
 }
@@ -55,6 +64,17 @@ impl Echo for Echoing {
     async fn echo(&self, request: Request<Message>) -> Result<Response<Message>, Status> {
         wait_once(self.waits).await;
         Ok(Response::new(request.into_inner()))
+    }
+
+    type ItemsStream = Pin<Box<dyn Stream<Item = Result<Item, Status>> + Send>>;
+
+    /// Without end; each begins with its id.
+    async fn items(&self, request: Request<Message>) -> Result<Response<Self::ItemsStream>, Status> {
+        let mut item = request.into_inner().payload;
+        Ok(Response::new(Box::pin(tokio_stream::iter(0_u64..).map(move |id| {
+            item[..8].copy_from_slice(&id.to_le_bytes());
+            Ok(Item { payload: item.clone() })
+        }))))
     }
 }
 
@@ -71,6 +91,15 @@ async fn serve(job: ServeJob) -> Result<(), BoxError> {
 }
 
 async fn load(job: LoadJob) -> Result<Measured, BoxError> {
+    if job.workload.kind == Kind::Stream {
+        let endpoint = Endpoint::from_shared(format!("http://{}", job.addr))?
+            .tcp_nodelay(true)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW);
+        let mut client = EchoClient::new(endpoint.connect().await?);
+        let request = Message { id: 0, name: String::new(), payload: job.workload.payload_field() };
+        return harness::take_items(&job, Taking(client.items(request).await?.into_inner())).await;
+    }
     harness::drive(&job, async || {
         let channel = Endpoint::from_shared(format!("http://{}", job.addr))?
             .tcp_nodelay(true)
@@ -86,6 +115,16 @@ async fn load(job: LoadJob) -> Result<Measured, BoxError> {
         Ok((0..job.workload.in_flight).map(|_| caller()).collect())
     })
     .await
+}
+
+struct Taking(tonic::Streaming<Item>);
+
+impl Items for Taking {
+    async fn next(&mut self) -> Result<u64, BoxError> {
+        let item = self.0.message().await?.ok_or("the stream has ended")?;
+        let id = item.payload.first_chunk().ok_or("an item without an id")?;
+        Ok(u64::from_le_bytes(*id))
+    }
 }
 
 struct Calling {

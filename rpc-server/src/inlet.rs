@@ -1,0 +1,82 @@
+//! The receiving end of a stream, as a service has it.
+
+use std::{
+    marker::PhantomData,
+    sync::Arc,
+    task::{Context as TaskContext, Poll, ready},
+};
+
+use rpc_codec::{CodecId, DecodeItem, Intake};
+use rpc_core::{ItemSource, Status};
+
+use crate::stream::Stream;
+
+/// What is behind a service's [`rpc_core::Streaming`].
+#[derive(Debug)]
+pub(crate) struct Inlet<T, W> {
+    stream: Arc<Stream>,
+    codec: CodecId,
+    intake: Intake,
+    over: bool,
+    form: PhantomData<fn() -> (T, W)>,
+}
+
+impl<T, W> Inlet<T, W> {
+    pub(crate) fn new(stream: Arc<Stream>, codec: CodecId) -> Self {
+        let intake = Intake::new(stream.window());
+        Self { stream, codec, intake, over: false, form: PhantomData }
+    }
+
+    fn give_back(&mut self) {
+        let due = self.intake.due();
+        if due > 0 {
+            self.stream.grant(due);
+        }
+    }
+}
+
+impl<T: Send + 'static, W: DecodeItem<T>> ItemSource<T> for Inlet<T, W> {
+    fn poll_item(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<T, Status>>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        loop {
+            if let Some(item) = self.intake.next_item() {
+                let decoded = W::decode(self.codec, item);
+                if self.intake.is_due() {
+                    self.give_back();
+                }
+                self.over = decoded.is_err();
+                return Poll::Ready(Some(decoded.map_err(|error| {
+                    Status::invalid_argument(format!("an item of the client cannot be decoded: {error}"))
+                })));
+            }
+            match ready!(self.stream.poll_take(&mut self.intake, cx.waker())) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.over = true;
+                    return Poll::Ready(None);
+                }
+                Err(why) => {
+                    self.over = true;
+                    return Poll::Ready(Some(Err(why)));
+                }
+            }
+        }
+    }
+
+    fn set_manual(&mut self) {
+        self.intake.be_manual();
+    }
+
+    fn request(&mut self, items: u64) {
+        self.intake.request(items);
+        self.give_back();
+    }
+}
+
+impl<T, W> Drop for Inlet<T, W> {
+    fn drop(&mut self) {
+        self.stream.stop_receiving();
+    }
+}

@@ -1,0 +1,379 @@
+//! What a connection and a service share of one stream.
+
+use std::{
+    mem,
+    sync::{Arc, PoisonError, atomic::AtomicU64},
+    task::{Poll, Waker},
+};
+
+use rpc_codec::{CallKind, FlowError, FrameQueue, Inflow, Intake, Outflow, SendBounds, late_frames};
+use rpc_core::{CallId, ItemSender, Status, limit::Reservation};
+
+use crate::{
+    gauges::Share,
+    ready::{Key, Ready},
+    sync::{AtomicBool, Mutex, MutexGuard, Ordering},
+};
+
+/// One call's items, both ways, between its connection and its service.
+///
+/// The service may run anywhere. Each end does its part under a short lock, with no user code in it, and
+/// wakes the other: the connection through its list of what is ready, the service by its waker.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) id: CallId,
+    pub(crate) kind: CallKind,
+    pub(crate) bounds: SendBounds,
+    /// What the client may send, and what it takes.
+    windows: Windows,
+    ready: Arc<Ready>,
+    /// Whether the connection is going to look.
+    listed: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// The windows of the two ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Windows {
+    pub(crate) server: u32,
+    pub(crate) client: u32,
+}
+
+#[derive(Debug)]
+struct State {
+    outflow: Outflow,
+    inflow: Inflow,
+    threshold: usize,
+    /// The writer has the stream among those it takes from.
+    in_writer: bool,
+    /// Credit that the client is to be given.
+    grant: u32,
+    /// What items in parts have reserved that were not taken.
+    reserved: Vec<Reservation>,
+    sender: Option<Waker>,
+    receiver: Option<Waker>,
+    /// Why nothing goes or comes any more.
+    closed: Option<Status>,
+    held: Share,
+}
+
+/// What a connection finds when it looks.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Credit for the client.
+    pub(crate) grant: u32,
+    /// The writer is to take items.
+    pub(crate) to_writer: bool,
+}
+
+/// The connection's hold on a stream. Its drop closes the stream, whatever ends the call.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) stream: Arc<Stream>,
+    _open: Share,
+}
+
+impl Seat {
+    /// Opens the stream of a call. `open` counts streams, `held` the bytes in them.
+    pub(crate) fn new(stream: Stream, open: &Arc<AtomicU64>) -> Self {
+        let mut open = Share::of(open);
+        open.set(1);
+        Self { stream: Arc::new(stream), _open: open }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.stream.close(&Status::cancelled("the caller has gone"));
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(
+        id: CallId,
+        kind: CallKind,
+        bounds: SendBounds,
+        windows: Windows,
+        ready: &Arc<Ready>,
+        held: &Arc<AtomicU64>,
+    ) -> Self {
+        let state = State {
+            outflow: Outflow::new(if kind.server_sends() { windows.client } else { 0 }),
+            inflow: Inflow::new(if kind.client_sends() { windows.server } else { 0 }),
+            threshold: ItemSender::<()>::DEFAULT_THRESHOLD,
+            in_writer: false,
+            grant: 0,
+            reserved: Vec::new(),
+            sender: None,
+            receiver: None,
+            closed: None,
+            held: Share::of(held),
+        };
+        let (ready, state) = (Arc::clone(ready), Mutex::new(state));
+        Self { id, kind, bounds, windows, ready, listed: AtomicBool::new(false), state }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing of a user's runs under the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the connection look.
+    fn list(&self) {
+        if !self.listed.swap(true, Ordering::AcqRel) {
+            self.ready.push(Key::Stream(self.id));
+        }
+    }
+}
+
+/// What the connection does.
+impl Stream {
+    /// What is to be done for the service. What it asks for from now on lists the stream anew.
+    pub(crate) fn look(&self) -> Found {
+        self.listed.store(false, Ordering::Release);
+        let mut state = self.lock();
+        let grant = mem::take(&mut state.grant);
+        state.inflow.give(grant);
+        let to_writer = !state.in_writer && !state.outflow.queue.is_empty();
+        state.in_writer |= to_writer;
+        Found { grant, to_writer }
+    }
+
+    /// Moves items of about a part's length into `out`. Whether there are more; the writer forgets the stream if not.
+    pub(crate) fn take_part(&self, out: &mut Vec<u8>) -> bool {
+        let (more, waker) = {
+            let mut state = self.lock();
+            let more = state.outflow.queue.take_part(out);
+            state.in_writer = more;
+            state.note_held();
+            (more, state.ready_sender())
+        };
+        wake(waker);
+        more
+    }
+
+    /// The service has ended by itself: what waits goes before its answer.
+    pub(crate) fn finish(&self) -> FrameQueue {
+        let (queue, wakers) = {
+            let mut state = self.lock();
+            let queue = mem::take(&mut state.outflow.queue);
+            let closed = Status::failed_precondition("the method that the stream belongs to has returned");
+            (queue, state.close(&closed))
+        };
+        wakers.into_iter().for_each(wake);
+        queue
+    }
+
+    /// Nothing goes or comes any more, because of `why` unless that has been said.
+    pub(crate) fn close(&self, why: &Status) {
+        let wakers = self.lock().close(why);
+        wakers.into_iter().for_each(wake);
+    }
+
+    /// An item has come, or its first part, which needs `reserved`.
+    pub(crate) fn add_item(
+        &self,
+        len: u32,
+        part: &[u8],
+        more: bool,
+        max: u32,
+        reserved: Option<Reservation>,
+    ) -> Result<(), FlowError> {
+        self.receive(|state| {
+            let complete = state.inflow.add(len, part, more, max)?;
+            state.reserved.extend(reserved);
+            Ok(complete)
+        })
+    }
+
+    /// A further part of an item has come.
+    pub(crate) fn add_part(&self, part: &[u8], more: bool) -> Result<(), FlowError> {
+        self.receive(|state| state.inflow.add_part(part, more))
+    }
+
+    /// The client has sent its last item.
+    pub(crate) fn end(&self) -> Result<(), FlowError> {
+        self.receive(|state| state.inflow.end().map(|()| true))
+    }
+
+    fn receive(&self, change: impl FnOnce(&mut State) -> Result<bool, FlowError>) -> Result<(), FlowError> {
+        let waker = {
+            let mut state = self.lock();
+            let wakes = change(&mut state)?;
+            state.note_held();
+            if wakes { state.receiver.take() } else { None }
+        };
+        wake(waker);
+        Ok(())
+    }
+
+    /// The client gives credit. Whether an item has paid for that.
+    pub(crate) fn add_credit(&self, bytes: u32) -> Result<bool, FlowError> {
+        let (paid, waker) = {
+            let mut state = self.lock();
+            (state.outflow.add_credit(bytes)?, state.ready_sender())
+        };
+        wake(waker);
+        Ok(paid)
+    }
+
+    /// Whether parts of an item are to come.
+    pub(crate) fn is_within_item(&self) -> bool {
+        self.lock().inflow.is_within_item()
+    }
+
+    /// Whether the client has sent its last item, if it sends any.
+    pub(crate) fn has_all(&self) -> bool {
+        !self.kind.client_sends() || self.lock().inflow.has_ended()
+    }
+
+    /// How many frames of the stream an honest client may still have under way.
+    pub(crate) fn frames_to_come(&self) -> u64 {
+        let state = self.lock();
+        let ends = u64::from(self.kind.client_sends() && !state.inflow.has_ended());
+        // The last part of one that was begun.
+        let parts = u64::from(state.inflow.is_within_item());
+        late_frames(state.inflow.credit()) + ends + parts + state.outflow.credits_to_come(self.windows.client)
+    }
+}
+
+/// What the service does.
+impl Stream {
+    /// How much may be sent at once, as credit and as bytes that may become pending. If nothing may be, `waker` is woken
+    /// when that has changed.
+    pub(crate) fn poll_send(&self, waker: &Waker) -> Poll<Result<(i64, usize), Status>> {
+        let mut state = self.lock();
+        if let Some(why) = &state.closed {
+            return Poll::Ready(Err(why.clone()));
+        }
+        if state.is_ready() {
+            return Poll::Ready(Ok((state.outflow.credit(), state.threshold - state.outflow.queue.len())));
+        }
+        remember(&mut state.sender, waker);
+        Poll::Pending
+    }
+
+    /// Waits until the stream is closed, and says why.
+    pub(crate) fn poll_closed(&self, waker: &Waker) -> Poll<Status> {
+        let mut state = self.lock();
+        if let Some(why) = &state.closed {
+            return Poll::Ready(why.clone());
+        }
+        remember(&mut state.sender, waker);
+        Poll::Pending
+    }
+
+    /// Puts items into the queue.
+    pub(crate) fn push(&self, batch: &mut Vec<u8>, items: u64, charged: i64) -> Result<(), Status> {
+        {
+            let mut state = self.lock();
+            if let Some(why) = &state.closed {
+                return Err(why.clone());
+            }
+            state.outflow.push(batch, items, charged);
+            state.note_held();
+        }
+        self.list();
+        Ok(())
+    }
+
+    /// Whether an item may be sent now.
+    pub(crate) fn is_ready(&self) -> bool {
+        let state = self.lock();
+        state.closed.is_none() && state.is_ready()
+    }
+
+    /// Bytes of items that the connection has not taken.
+    pub(crate) fn pending(&self) -> usize {
+        self.lock().outflow.queue.len()
+    }
+
+    pub(crate) fn set_threshold(&self, bytes: usize) {
+        let waker = {
+            let mut state = self.lock();
+            state.threshold = bytes;
+            state.ready_sender()
+        };
+        wake(waker);
+    }
+
+    /// Takes what has come, once `intake` has been consumed. `Ready(false)` behind the last item. If nothing has come,
+    /// `waker` is woken when something does.
+    pub(crate) fn poll_take(&self, intake: &mut Intake, waker: &Waker) -> Poll<Result<bool, Status>> {
+        let mut state = self.lock();
+        if intake.refill(&mut state.inflow) {
+            state.reserved.clear();
+            state.note_held();
+            return Poll::Ready(Ok(true));
+        }
+        if state.inflow.has_ended() {
+            return Poll::Ready(Ok(false));
+        }
+        if let Some(why) = &state.closed {
+            return Poll::Ready(Err(why.clone()));
+        }
+        remember(&mut state.receiver, waker);
+        Poll::Pending
+    }
+
+    /// Has the connection give credit to the client.
+    pub(crate) fn grant(&self, bytes: u32) {
+        {
+            let mut state = self.lock();
+            if bytes == 0 || state.closed.is_some() || state.inflow.has_ended() {
+                return;
+            }
+            state.grant = state.grant.saturating_add(bytes);
+        }
+        self.list();
+    }
+
+    /// Nobody takes the client's items any more.
+    pub(crate) fn stop_receiving(&self) {
+        let mut state = self.lock();
+        state.inflow.stop();
+        state.reserved.clear();
+        state.note_held();
+    }
+
+    /// The window that the client was promised.
+    pub(crate) fn window(&self) -> u32 {
+        self.windows.server
+    }
+}
+
+impl State {
+    fn is_ready(&self) -> bool {
+        self.outflow.is_ready(self.threshold)
+    }
+
+    fn ready_sender(&mut self) -> Option<Waker> {
+        if self.is_ready() { self.sender.take() } else { None }
+    }
+
+    fn close(&mut self, why: &Status) -> [Option<Waker>; 2] {
+        self.closed.get_or_insert_with(|| why.clone());
+        self.outflow.queue.clear();
+        self.inflow.stop();
+        self.reserved = Vec::new();
+        self.note_held();
+        [self.sender.take(), self.receiver.take()]
+    }
+
+    fn note_held(&mut self) {
+        let bytes = self.outflow.queue.len() + self.inflow.len();
+        self.held.set(bytes);
+    }
+}
+
+fn remember(known: &mut Option<Waker>, waker: &Waker) {
+    if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
+        *known = Some(waker.clone());
+    }
+}
+
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
