@@ -1,12 +1,13 @@
 //! Limits: how often calls may start, and how many may be in flight.
 //!
 //! A limit answers at once, with a plain value: a token or a permit when the call may go on, a
-//! refusal that explains itself when it may not. Nothing here waits, reads a clock, or knows of
-//! sockets; the caller passes `now` in and acts on the answer.
+//! refusal that explains itself when it may not. Nothing here reads a clock or knows of sockets; the
+//! caller passes `now` in and acts on the answer. What waits is a future of the caller's.
 //!
 //! - [`RateLimit`] bounds how often. It spends tokens: one atomic word, no background refill.
 //! - [`ConcurrencyLimit`] bounds how many at once. It lends [`ConcurrencyPermit`]s, and dropping
 //!   one is the only way to give it back; [`Releases`] does that for many at once.
+//! - [`Turn`] is a call's place in a queue in front of it, if it has one.
 //! - [`CallPermit`] is what one call carries: the permits of every limit it passed. A [`HoldSlot`]
 //!   keeps them taken for work that outlives the service's future.
 //!
@@ -20,8 +21,10 @@
 mod clock;
 mod concurrency;
 mod permit;
+mod queue;
 mod rate;
 mod sync;
+mod turn;
 
 pub use clock::{Clock, Ticks};
 pub use concurrency::{
@@ -30,3 +33,4 @@ pub use concurrency::{
 };
 pub use permit::{CallHold, CallPermit, HeldPermit, HoldSlot};
 pub use rate::{Rate, RateError, RateLimit, RateRefusal, RateToken};
+pub use turn::{Admission, Turn, WaitRefusal};
