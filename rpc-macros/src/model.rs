@@ -17,6 +17,7 @@ use syn::{
 use crate::{
     attrs,
     errors::Errors,
+    limits::Limits,
     options::{MethodOptions, ServiceOptions},
     wire_type::{self, Place},
 };
@@ -36,6 +37,8 @@ pub(crate) struct Service {
     /// The type parameter of the server: a name that the trait does not speak of.
     pub(crate) parameter: Ident,
     pub(crate) methods: Vec<Method>,
+    /// The default of each method.
+    pub(crate) limits: Limits,
 }
 
 /// One method of a service.
@@ -58,6 +61,7 @@ pub(crate) struct Method {
     pub(crate) spawn: bool,
     /// Whether it is a plain `fn` that blocks its thread.
     pub(crate) blocking: bool,
+    pub(crate) limits: Limits,
     pub(crate) spans: MethodSpans,
 }
 
@@ -112,6 +116,7 @@ impl Service {
             client: options.client.unwrap_or_else(|| format_ident!("{name}Client")),
             parameter,
             methods,
+            limits: options.limits,
         }
     }
 }
@@ -165,6 +170,7 @@ impl Method {
             wire_name,
             spawn,
             blocking,
+            limits: options.limits,
             spans,
         })
     }

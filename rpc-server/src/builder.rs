@@ -8,6 +8,7 @@ use rpc_core::{ConnectionInfo, limit::Rate};
 use crate::{
     config::Config,
     error::BuildError,
+    limits::{MethodLimits, WaitQueue},
     method::{Methods, Service, ServiceMethods},
     pipeline::Pipeline,
     server::{Initializer, Server, ServerCore},
@@ -35,7 +36,7 @@ impl ServerBuilder {
     /// Adds a service, usually `MyServiceServer::new(implementation)`.
     pub fn service(mut self, service: impl Service) -> Self {
         let name = service.name().to_owned();
-        service.register(&mut ServiceMethods { service: name, methods: &mut self.methods });
+        service.register(&mut ServiceMethods::new(name, &mut self.methods));
         self
     }
 
@@ -59,6 +60,46 @@ impl ServerBuilder {
     /// `max_blocking_threads`, or calls wait for a thread. Default: 64.
     pub fn max_blocking_calls(mut self, max: u64) -> Self {
         self.config.max_blocking_calls = max;
+        self
+    }
+
+    /// A limit of calls in flight that several methods share, such as all that write. Methods name it by
+    /// `#[rpc(pool = "writes")]` or [`MethodLimits::pool`]. Default: there are none.
+    pub fn pool(mut self, name: impl Into<String>, max: u64) -> Self {
+        self.config.pools.push((name.into(), max));
+        self
+    }
+
+    /// Limits of one method, `package.Service/Method`; whatever its attributes say. Default: its
+    /// attributes'.
+    pub fn method_limits(mut self, method: impl Into<String>, limits: MethodLimits) -> Self {
+        self.config.method_limits.push((method.into(), limits));
+        self
+    }
+
+    /// The default of each method of a service, `package.Service`, that has no limits of its own. Two
+    /// methods with a maximum of 8 by default may have 16 calls in flight. Default: the attributes of the
+    /// trait.
+    pub fn service_limits(mut self, service: impl Into<String>, limits: MethodLimits) -> Self {
+        self.config.service_limits.push((service.into(), limits));
+        self
+    }
+
+    /// Bytes of requests in flight in the whole server, as they are encoded. A call takes the length that
+    /// its request claims before any of it is kept, and gives it back with its permit; one that finds too
+    /// little left is refused. At least [`Self::max_message`]. Default: no limit; but see
+    /// [`Self::body_budget`].
+    pub fn max_bytes_in_flight(mut self, bytes: u64) -> Self {
+        self.config.max_bytes_in_flight = Some(bytes);
+        self
+    }
+
+    /// Lets calls wait that a limit of calls in flight refuses. Calls of one connection pass in the order
+    /// in which they came, and connections take turns; a connection with many waiting calls makes room for
+    /// those of others. A call that waits is refused when it has waited for too long, and ends with its
+    /// deadline, its caller or its connection. Default: off, it is refused at once.
+    pub fn wait_queue(mut self, queue: WaitQueue) -> Self {
+        self.config.wait_queue = Some(queue);
         self
     }
 

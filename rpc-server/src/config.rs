@@ -5,7 +5,11 @@ use std::time::Duration;
 use rpc_codec::{CodecId, CodecSet};
 use rpc_core::limit::Rate;
 
-use crate::{body::LeastRate, error::BuildError};
+use crate::{
+    body::LeastRate,
+    error::BuildError,
+    limits::{MethodLimits, WaitQueue},
+};
 
 /// The settings of a server. [`crate::ServerBuilder`] sets them.
 #[derive(Clone, Debug)]
@@ -17,6 +21,15 @@ pub(crate) struct Config {
     /// Blocking calls have a thread each. Far below the 512 of tokio's pool, so that what else blocks,
     /// such as files and names, finds a thread.
     pub(crate) max_blocking_calls: u64,
+    /// Limits that methods share, by name.
+    pub(crate) pools: Vec<(String, u64)>,
+    pub(crate) method_limits: Vec<(String, MethodLimits)>,
+    pub(crate) service_limits: Vec<(String, MethodLimits)>,
+    /// None: bodies in frames are bounded by frames and calls, those in parts by the body budget.
+    pub(crate) max_bytes_in_flight: Option<u64>,
+    /// None: to wait costs memory and time, and whether that is better than being refused, only the user
+    /// knows.
+    pub(crate) wait_queue: Option<WaitQueue>,
     pub(crate) rate: Option<Rate>,
     pub(crate) rate_per_connection: Option<Rate>,
     /// What a call refused on concurrency is told to wait, about.
@@ -71,6 +84,11 @@ impl Default for Config {
             max_concurrent_calls: None,
             max_concurrent_calls_per_connection: 1024,
             max_blocking_calls: 64,
+            pools: Vec::new(),
+            method_limits: Vec::new(),
+            service_limits: Vec::new(),
+            max_bytes_in_flight: None,
+            wait_queue: None,
             rate: None,
             rate_per_connection: None,
             concurrency_retry_delay: Duration::from_millis(10),
@@ -119,6 +137,7 @@ impl Config {
             ("keepalive_interval", self.keepalive_interval),
             ("keepalive_timeout", Some(self.keepalive_timeout)),
             ("max_connection_age", self.max_connection_age),
+            ("max_wait", self.wait_queue.map(|queue| queue.max_wait)),
         ] {
             if value == Some(Duration::ZERO) {
                 return Err(BuildError::Zero { setting });
@@ -137,6 +156,12 @@ impl Config {
         for (setting, value, other, other_value) in [
             ("max_message", self.max_message.into(), "body_budget_per_connection", self.body_budget_per_connection),
             ("max_message", self.max_message.into(), "body_budget", self.body_budget),
+            (
+                "max_message",
+                self.max_message.into(),
+                "max_bytes_in_flight",
+                self.max_bytes_in_flight.unwrap_or(u64::MAX),
+            ),
         ] {
             if value > other_value {
                 return Err(BuildError::Relation { setting, value, other, other_value });

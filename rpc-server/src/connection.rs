@@ -513,9 +513,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
-    /// Answers the calls whose deadline has passed, and drops their futures.
+    /// Answers the calls whose deadline has passed, or that have waited for too long, and drops their
+    /// futures.
     fn expire(&mut self, now: Instant) {
         for key in self.in_flight.expired(now) {
+            if let Some(refusal) = self.in_flight.get_mut(key).and_then(|pending| pending.waited_enough(now)) {
+                self.refuse_pending(key, &refusal);
+                continue;
+            }
             self.end_pending(key, Some(&Status::deadline_exceeded("the deadline passed while the call was running")));
         }
     }

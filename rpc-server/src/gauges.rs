@@ -14,7 +14,7 @@ use rpc_core::{
     limit::{ConcurrencyLimit, ConcurrencySnapshot},
 };
 
-use crate::cut::CutCounts;
+use crate::{cut::CutCounts, limits::Limits};
 
 /// The figures of a server at one moment.
 ///
@@ -30,6 +30,11 @@ pub struct Snapshot {
     pub blocking: ConcurrencySnapshot,
     /// Calls that wait in the pipeline or for their service.
     pub calls_parked: u64,
+    /// Of these, calls that wait for a permit.
+    pub calls_waiting: u64,
+    /// Limits of calls in flight that were configured: of methods by `package.Service/Method`, of pools by
+    /// their names, and of `bytes`.
+    pub limits: BTreeMap<&'static str, ConcurrencySnapshot>,
     /// Open connections.
     pub connections: u64,
     /// Open connections whose client has not said HELLO yet.
@@ -63,23 +68,24 @@ impl Snapshot {
     /// Whether nobody is connected and nothing is left of anybody: no call is in flight or parked, no
     /// permit held, no byte buffered. The counters of what has happened do not matter.
     pub fn is_idle(&self) -> bool {
-        let calls = [self.calls.held, self.blocking.held, self.calls_parked];
+        let calls = [self.calls.held, self.blocking.held, self.calls_parked, self.calls_waiting];
         let connections = [self.connections, self.handshakes];
         let bytes = [self.buffered_bytes, self.body_bytes, self.inbound_bytes];
-        calls.iter().chain(&connections).chain(&bytes).all(|&n| n == 0)
+        let limits = self.limits.values().all(|limit| limit.held == 0);
+        limits && calls.iter().chain(&connections).chain(&bytes).all(|&n| n == 0)
     }
 }
 
 /// The counters that connections share.
 #[derive(Debug)]
 pub(crate) struct Gauges {
-    pub(crate) calls: Arc<ConcurrencyLimit>,
-    pub(crate) blocking: Arc<ConcurrencyLimit>,
+    pub(crate) limits: Arc<Limits>,
     pub(crate) connections: Arc<ConcurrencyLimit>,
     /// In bytes.
     pub(crate) bodies: Arc<ConcurrencyLimit>,
     pub(crate) refused: RefusedCounts,
     pub(crate) parked: Arc<AtomicU64>,
+    pub(crate) waiting: Arc<AtomicU64>,
     pub(crate) handshakes: Arc<AtomicU64>,
     pub(crate) buffered_bytes: Arc<AtomicU64>,
     pub(crate) inbound_bytes: Arc<AtomicU64>,
@@ -92,19 +98,14 @@ pub(crate) struct Gauges {
 }
 
 impl Gauges {
-    pub(crate) fn new(
-        calls: Arc<ConcurrencyLimit>,
-        blocking: Arc<ConcurrencyLimit>,
-        connections: Arc<ConcurrencyLimit>,
-        bodies: Arc<ConcurrencyLimit>,
-    ) -> Self {
+    pub(crate) fn new(limits: Arc<Limits>, connections: Arc<ConcurrencyLimit>, bodies: Arc<ConcurrencyLimit>) -> Self {
         Self {
-            calls,
-            blocking,
+            refused: RefusedCounts::new(limits.named().map(|limit| limit.name())),
+            limits,
             connections,
             bodies,
-            refused: RefusedCounts::default(),
             parked: Arc::default(),
+            waiting: Arc::default(),
             handshakes: Arc::default(),
             buffered_bytes: Arc::default(),
             inbound_bytes: Arc::default(),
@@ -119,9 +120,11 @@ impl Gauges {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {
-            calls: self.calls.snapshot(),
-            blocking: self.blocking.snapshot(),
+            calls: self.limits.global.snapshot(),
+            blocking: self.limits.blocking.snapshot(),
             calls_parked: self.parked.load(Ordering::Relaxed),
+            calls_waiting: self.waiting.load(Ordering::Relaxed),
+            limits: self.limits.named().map(|limit| (limit.name(), limit.snapshot())).collect(),
             connections: self.connections.snapshot().held,
             handshakes: self.handshakes.load(Ordering::Relaxed),
             buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
@@ -151,6 +154,11 @@ impl Share {
         Self { total: Arc::clone(total), own: 0 }
     }
 
+    /// Another share of the same gauge.
+    pub(crate) fn another(&self) -> Self {
+        Self::of(&self.total)
+    }
+
     pub(crate) fn set(&mut self, own: usize) {
         let own = own as u64;
         if own != self.own {
@@ -170,7 +178,7 @@ impl Drop for Share {
 /// How many calls were turned away, by limit or reason.
 #[derive(Debug)]
 pub(crate) struct RefusedCounts {
-    by_limit: [(&'static str, AtomicU64); LIMITS.len()],
+    by_limit: Vec<(&'static str, AtomicU64)>,
     by_reason: Vec<(RefusalReason, AtomicU64)>,
 }
 
@@ -182,19 +190,21 @@ pub(crate) const GLOBAL_RATE: &str = "global rate";
 pub(crate) const CONNECTION_RATE: &str = "connection rate";
 pub(crate) const GLOBAL_BODIES: &str = "global bodies";
 pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
-const LIMITS: [&str; 7] =
-    [GLOBAL, CONNECTION, BLOCKING, GLOBAL_RATE, CONNECTION_RATE, GLOBAL_BODIES, CONNECTION_BODIES];
+pub(crate) const BYTES: &str = "bytes";
+/// What no limit of the user's may be called.
+pub(crate) const RESERVED_NAMES: [&str; 8] =
+    [GLOBAL, CONNECTION, BLOCKING, GLOBAL_RATE, CONNECTION_RATE, GLOBAL_BODIES, CONNECTION_BODIES, BYTES];
 
-impl Default for RefusedCounts {
-    fn default() -> Self {
+impl RefusedCounts {
+    /// Counts of the limits that a server always has, and of those named.
+    fn new(named: impl Iterator<Item = &'static str>) -> Self {
+        let names = RESERVED_NAMES.into_iter().chain(named.filter(|name| !RESERVED_NAMES.contains(name)));
         Self {
-            by_limit: LIMITS.map(|name| (name, AtomicU64::new(0))),
+            by_limit: names.map(|name| (name, AtomicU64::new(0))).collect(),
             by_reason: RefusalReason::ALL.iter().map(|&reason| (reason, AtomicU64::new(0))).collect(),
         }
     }
-}
 
-impl RefusedCounts {
     pub(crate) fn count(&self, refusal: &Refusal) {
         let limit = self.by_limit.iter().find(|(name, _)| *name == refusal.limit()).map(|(_, count)| count);
         let reason = || self.by_reason.iter().find(|(reason, _)| *reason == refusal.reason()).map(|(_, count)| count);
@@ -231,12 +241,13 @@ mod tests {
 
     #[test]
     fn refusals_count_by_limit_and_without_one_by_reason() {
-        let counts = RefusedCounts::default();
+        let counts = RefusedCounts::new(["writes"].into_iter());
+        counts.count(&Refusal::new(RefusalReason::QueueFull).with_limit("writes", 1, 1));
         counts.count(&Refusal::new(RefusalReason::RateLimit).with_limit(GLOBAL_RATE, 1, 1));
         counts.count(&Refusal::new(RefusalReason::UnknownMethod));
         counts.count(&Refusal::new(RefusalReason::ConcurrencyLimit).with_limit("a user's own", 1, 1));
         let snapshot = counts.snapshot();
-        let expected = [("CONCURRENCY_LIMIT", 1), ("UNKNOWN_METHOD", 1), ("global rate", 1)];
+        let expected = [("CONCURRENCY_LIMIT", 1), ("UNKNOWN_METHOD", 1), ("global rate", 1), ("writes", 1)];
         assert_eq!(snapshot.into_iter().collect::<Vec<_>>(), expected);
     }
 }

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rpc_core::{CallId, Context, Deadline};
+use rpc_core::{CallId, Context, Deadline, Refusal};
 use slab::Slab;
 use tokio::task::{AbortHandle, Id};
 
@@ -82,6 +82,16 @@ pub(crate) struct Waiting {
     pub(crate) at: usize,
     pub(crate) future: HandlerFuture,
     pub(crate) waker: Arc<SlotWaker>,
+    /// Without it, it waits until its deadline.
+    pub(crate) patience: Option<Patience>,
+}
+
+/// How long a call waits in the pipeline.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    pub(crate) until: Instant,
+    /// What the call is told then.
+    pub(crate) otherwise: Refusal,
 }
 
 /// What a handler waits for. A panic in its drop ends here and is counted: it must not take other
@@ -130,7 +140,7 @@ impl InFlight {
     }
 
     pub(crate) fn insert(&mut self, call: Pending) -> usize {
-        if let Some(expiry) = call.deadline.instant() {
+        if let Some(expiry) = call.expiry() {
             self.next_expiry = earlier(self.next_expiry, Some(expiry));
         }
         if let (Some(upload), Some(rate)) = (call.place.upload(), self.least_rate) {
@@ -170,7 +180,7 @@ impl InFlight {
         self.next_expiry
     }
 
-    /// The keys of calls that have expired at `now`.
+    /// The keys of calls that have expired at `now`, or waited for as long as they may.
     ///
     /// It walks through all calls, of which there are not many, and at most once for each distinct
     /// deadline: cheaper than keeping a heap on the path of every call.
@@ -181,7 +191,7 @@ impl InFlight {
         let (expired, later): (Vec<_>, Vec<_>) = self
             .calls
             .iter()
-            .filter_map(|(key, call)| Some((key, call.deadline.instant()?)))
+            .filter_map(|(key, call)| Some((key, call.expiry()?)))
             .partition(|&(_, expiry)| expiry <= now);
         self.next_expiry = later.into_iter().map(|(_, expiry)| expiry).min();
         expired.into_iter().map(|(key, _)| key).collect()
@@ -228,6 +238,26 @@ impl InFlight {
     /// The keys of all calls.
     pub(crate) fn keys(&self) -> Vec<usize> {
         self.calls.iter().map(|(key, _)| key).collect()
+    }
+}
+
+impl Pending {
+    /// When it ends if nothing else happens.
+    fn expiry(&self) -> Option<Instant> {
+        earlier(self.deadline.instant(), self.patience().map(|patience| patience.until))
+    }
+
+    fn patience(&self) -> Option<&Patience> {
+        match &self.place {
+            Place::Waiting(waiting) => waiting.patience.as_ref(),
+            Place::Receiving(_) | Place::Slot(_) | Place::Task { .. } => None,
+        }
+    }
+
+    /// What it is told if it has waited for as long as it may, before its deadline.
+    pub(crate) fn waited_enough(&self, now: Instant) -> Option<Refusal> {
+        let patience = self.patience().filter(|_| !self.deadline.is_expired(now))?;
+        (patience.until <= now).then_some(patience.otherwise)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
     cut::Cut,
     ending::CLOSED_BY_HANDLER,
     gauges::CONNECTION,
-    in_flight::{HandlerFuture, Pending, Place, Receiving, Waiting},
+    in_flight::{HandlerFuture, Patience, Pending, Place, Receiving, Waiting},
     panics::contain,
     pipeline::Decision,
     ready::{Key, SlotWaker},
@@ -159,7 +159,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         // A task that was cancelled and has not ended is no call any more, but still costs what it holds.
         let pending = self.in_flight.len().max(self.tasks.len()) as u64;
-        let max = config.max_concurrent_calls_per_connection;
+        let max = self.server.limits.max_pending();
         if pending >= max {
             // Holds even if the user's pipeline has no limit: parked calls cost memory.
             return Err(Refusal::new(RefusalReason::ConcurrencyLimit)
@@ -197,10 +197,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 return Ok(());
             };
             match decision {
-                Decision::Refuse(refusal)
-                    if refusal.reason() == RefusalReason::ConcurrencyLimit && self.flush_frees(cx)? =>
-                {
-                    from = at;
+                Decision::Refuse(refusal) if is_for_want_of_permits(&refusal) && self.flush_frees(cx)? => from = at,
+                Decision::Wait(_) | Decision::WaitUntil { .. } if self.flush_frees(cx)? => from = at,
+                Decision::Carry(permit) => {
+                    opening.permit.push(permit);
+                    from = at + 1;
                 }
                 decision => return self.decided(opening, method, body, at, decision),
             }
@@ -223,11 +224,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 let status = status.with_executed(Executed::Never);
                 self.respond(id, Some(method), at, Err(status), mem::take(&mut opening.permit).into());
             }
-            Decision::Wait(future) => self.wait(opening, method, body, at, future),
+            Decision::Wait(future) => self.wait(opening, method, body, at, future, None),
+            Decision::WaitUntil { until, otherwise, future } => {
+                self.wait(opening, method, body, at, future, Some(Patience { until, otherwise }));
+            }
             Decision::Close(message) => {
                 return Err(Broken::Refused(GoAwayReason::Other(CLOSED_BY_HANDLER), message));
             }
-            Decision::Pass => self.let_through(opening, method, body),
+            Decision::Pass | Decision::Carry(_) => {
+                unreachable!("a call that passes a handler is not stopped at it");
+            }
         }
         Ok(())
     }
@@ -261,13 +267,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         body: &mut Body<'_>,
         at: usize,
         future: Pin<Box<dyn Future<Output = Decision> + Send>>,
+        patience: Option<Patience>,
     ) {
         let key = self.in_flight.next_key();
         let waker = SlotWaker::new(&self.ready, Key::Waiting(key));
         let (id, deadline) = (opening.id, opening.deadline);
         let future = HandlerFuture::new(future, &self.server.gauges.panics);
         let upload = body.keep(opening.body_len, opening.received.instant);
-        let waiting = Waiting { opening: opening.take(), upload, at, future, waker };
+        let waiting = Waiting { opening: opening.take(), upload, at, future, waker, patience };
         self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)) });
         // Nothing else polls it for the first time.
         self.ready.push(Key::Waiting(key));
@@ -295,11 +302,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let mut body = Body::Kept(upload);
         match decision {
             // Its deadline is looked at again: it may have passed in this very turn.
-            Decision::Pass if opening.deadline.is_expired(clock::now()) => {
+            Decision::Pass | Decision::Carry(_) if opening.deadline.is_expired(clock::now()) => {
+                drop(decision);
                 self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
                 Ok(())
             }
             Decision::Pass => self.admit(&mut opening, method, &mut body, at + 1, cx),
+            Decision::Carry(permit) => {
+                opening.permit.push(permit);
+                self.admit(&mut opening, method, &mut body, at + 1, cx)
+            }
             decision => self.decided(&mut opening, method, &mut body, at, decision),
         }
     }
@@ -323,6 +335,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         Ok(())
     }
+}
+
+/// Whether permits that come back would let the call pass.
+fn is_for_want_of_permits(refusal: &Refusal) -> bool {
+    matches!(refusal.reason(), RefusalReason::ConcurrencyLimit | RefusalReason::QueueFull | RefusalReason::BodyBudget)
 }
 
 fn unexpected(frame: &Frame<'_>) -> Broken {

@@ -30,8 +30,9 @@ use crate::{
     config::Config,
     connection::Connection,
     error::{BindError, BuildError},
-    gauges::{BLOCKING, CONNECTION, CONNECTION_RATE, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Snapshot},
-    handlers::{BlockingHandler, ConcurrencyHandler, DeadlineHandler, RateHandler},
+    gauges::{CONNECTION_RATE, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Share, Snapshot},
+    handlers::{BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, RateHandler},
+    limits::Limits,
     method::Methods,
     pipeline::Pipeline,
     ready::Ready,
@@ -202,7 +203,7 @@ impl ServerHandle {
     ///
     /// The limit is zero.
     pub fn set_max_concurrent_calls(&self, max: Option<u64>) -> Result<(), ConcurrencyError> {
-        self.core.gauges.calls.set_max(max)
+        self.core.limits.global.set_max(max)
     }
 
     /// Sets the limit of blocking calls in flight in the whole server. It may lie below what is in
@@ -212,7 +213,7 @@ impl ServerHandle {
     ///
     /// The limit is zero.
     pub fn set_max_blocking_calls(&self, max: u64) -> Result<(), ConcurrencyError> {
-        self.core.gauges.blocking.set_max(Some(max))
+        self.core.limits.blocking.set_max(Some(max))
     }
 
     /// Sets the rate of the whole server. What the bucket owes stays owed.
@@ -280,6 +281,7 @@ pub(crate) type Initializer = Box<dyn Fn(&mut Pipeline, &ConnectionInfo) + Send 
 pub(crate) struct ServerCore {
     pub(crate) config: Config,
     pub(crate) methods: Methods,
+    pub(crate) limits: Arc<Limits>,
     pub(crate) gauges: Gauges,
     global_rate: Option<Arc<RateLimit>>,
     initializer: Option<Initializer>,
@@ -295,7 +297,11 @@ pub(crate) struct ServerCore {
 }
 
 impl ServerCore {
-    pub(crate) fn new(config: Config, methods: Methods, initializer: Option<Initializer>) -> Result<Self, BuildError> {
+    pub(crate) fn new(
+        config: Config,
+        mut methods: Methods,
+        initializer: Option<Initializer>,
+    ) -> Result<Self, BuildError> {
         config.check()?;
         methods.check()?;
         let concurrency =
@@ -308,13 +314,13 @@ impl ServerCore {
         // Connections make theirs of the same settings; they must not fail then.
         rate(CONNECTION_RATE, config.rate_per_connection)?;
         rate("control frames", config.control_frame_rate)?;
-        let calls = concurrency(crate::gauges::GLOBAL, config.max_concurrent_calls)?;
-        let blocking = concurrency(BLOCKING, Some(config.max_blocking_calls))?;
+        let limits = Arc::new(Limits::new(&config, &mut methods)?);
         let connections = concurrency("connections", Some(config.max_connections))?;
         let bodies = concurrency(GLOBAL_BODIES, Some(config.body_budget))?;
         Ok(Self {
             global_rate: rate(GLOBAL_RATE, config.rate)?.map(Arc::new),
-            gauges: Gauges::new(calls, blocking, connections, bodies),
+            gauges: Gauges::new(Arc::clone(&limits), connections, bodies),
+            limits,
             methods,
             initializer,
             phase: AtomicU8::new(Phase::Serving as u8),
@@ -351,16 +357,25 @@ impl ServerCore {
         if let Some(limit) = &self.global_rate {
             pipeline.add_last("global rate", RateHandler::new(Arc::clone(limit)));
         }
-        let max = Some(config.max_concurrent_calls_per_connection);
-        let of_connection = ConcurrencyLimit::within(Arc::clone(&self.gauges.calls), CONNECTION, max)
-            .expect("checked when the server was built");
-        pipeline.add_last("concurrency", ConcurrencyHandler::new(of_connection, config.concurrency_retry_delay));
-        if self.methods.any_blocking() {
-            let limit = Arc::clone(&self.gauges.blocking);
-            pipeline.add_last("blocking", BlockingHandler::new(limit, config.concurrency_retry_delay));
-        }
+        self.add_concurrency(pipeline, connection);
         if let Some(initializer) = &self.initializer {
             initializer(pipeline, connection);
+        }
+    }
+
+    /// The handlers of calls in flight: those of few limits if there are no more, which cost less.
+    fn add_concurrency(&self, pipeline: &mut Pipeline, connection: &ConnectionInfo) {
+        let (limits, retry_delay) = (&self.limits, self.limits.retry_delay());
+        if limits.are_many() {
+            let waiting = Share::of(&self.gauges.waiting);
+            let line = connection.id.as_u64();
+            let handler = GroupHandler::new(Arc::clone(limits), limits.of_connection(), line, waiting);
+            pipeline.add_last("concurrency", handler);
+            return;
+        }
+        pipeline.add_last("concurrency", ConcurrencyHandler::new(limits.of_plain_connection(), retry_delay));
+        if self.methods.any_blocking() {
+            pipeline.add_last("blocking", BlockingHandler::new(Arc::clone(&limits.blocking), retry_delay));
         }
     }
 
@@ -368,7 +383,7 @@ impl ServerCore {
         let mut hello = Hello::default();
         hello.max_frame = config.max_frame;
         hello.max_message = config.max_message;
-        hello.advised_calls = u32::try_from(config.max_concurrent_calls_per_connection).unwrap_or(u32::MAX);
+        hello.advised_calls = u32::try_from(self.limits.max_pending()).unwrap_or(u32::MAX);
         hello.codecs = config.codecs;
         hello
     }

@@ -77,8 +77,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.batch.count();
     }
 
-    /// Turns a call away whose body is not complete.
-    fn refuse_pending(&mut self, key: usize, refusal: &Refusal) {
+    /// Turns a call away that waits in the pipeline or for its body.
+    pub(crate) fn refuse_pending(&mut self, key: usize, refusal: &Refusal) {
         let Some(Pending { id, method, place, .. }) = self.in_flight.remove(key) else { return };
         let passed = match &place {
             Place::Waiting(waiting) => waiting.at,

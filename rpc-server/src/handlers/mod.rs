@@ -4,9 +4,11 @@
 mod blocking;
 mod concurrency;
 mod deadline;
+mod group;
 mod rate;
 
 pub use blocking::BlockingHandler;
 pub use concurrency::ConcurrencyHandler;
 pub use deadline::DeadlineHandler;
+pub(crate) use group::GroupHandler;
 pub use rate::RateHandler;

@@ -13,7 +13,7 @@ use crate::{
     pipeline::{CallInfo, Decision, Handler, Interest, Outbound},
 };
 
-/// Spends a token of one bucket for each call: the connection's own bucket, or one that all
+/// Spends tokens of one bucket for each call, as many as the call weighs: the connection's own bucket, or one that all
 /// connections share.
 ///
 /// A refused call is told exactly when it would pass, plus up to an eighth of that, so that those
@@ -38,10 +38,11 @@ impl Handler for RateHandler {
     }
 
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
-        let tried = self.limit.try_acquire(1, call.received_ticks());
+        let weight = call.method().weight();
+        let tried = self.limit.try_acquire(weight, call.received_ticks());
         // The reading is of the batch, and may be older than what other connections have done to the
         // bucket since. That may cost a second look, but never a refusal.
-        match tried.or_else(|_| self.limit.try_acquire(1, Reading::now().ticks.max(call.received_ticks()))) {
+        match tried.or_else(|_| self.limit.try_acquire(weight, Reading::now().ticks.max(call.received_ticks()))) {
             Ok(token) => {
                 self.last = Some((call.id(), token));
                 Decision::Pass

@@ -1,0 +1,171 @@
+//! Turns away calls, or lets them wait, when any of the limits that concern them is reached.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use rpc_core::{
+    Refusal, RefusalReason,
+    limit::{Admission, ConcurrencyLimit, ConcurrencyRefusal, Turn, WaitRefusal},
+};
+
+use super::rate::jitter;
+use crate::{
+    Call,
+    gauges::{BYTES, Share},
+    limits::Limits,
+    pipeline::{Decision, Handler, Interest},
+};
+
+/// Takes one permit for all limits of calls in flight that concern a call: of its connection, method, pool,
+/// of blocking calls, of the server, and of bytes; all or nothing, narrow to wide.
+#[derive(Debug)]
+pub(crate) struct GroupHandler {
+    limits: Arc<Limits>,
+    connection: Arc<ConcurrencyLimit>,
+    /// Names the connection in queues.
+    line: u64,
+    waiting: Share,
+    /// By the methods' index: what calls of late took.
+    groups: Vec<Groups>,
+}
+
+/// The groups of limits in which calls of one method counted of late, so that the next such call finds its
+/// own without an allocation.
+#[derive(Debug, Default)]
+struct Groups {
+    known: Vec<Group>,
+    /// The one to be forgotten next.
+    oldest: usize,
+}
+
+#[derive(Debug)]
+struct Group {
+    bytes: u32,
+    limit: Arc<ConcurrencyLimit>,
+}
+
+impl GroupHandler {
+    pub(crate) fn new(limits: Arc<Limits>, connection: Arc<ConcurrencyLimit>, line: u64, waiting: Share) -> Self {
+        Self { limits, connection, line, waiting, groups: Vec::new() }
+    }
+
+    fn group(&mut self, call: &Call<'_>) -> Arc<ConcurrencyLimit> {
+        let method = call.method().index();
+        let bytes = if self.limits.counts_bytes() { call.body_len() } else { 0 };
+        if self.groups.len() <= method as usize {
+            self.groups.resize_with(method as usize + 1, Groups::default);
+        }
+        let Self { limits, connection, .. } = self;
+        let groups = &mut self.groups[method as usize];
+        match groups.known.iter().find(|group| group.bytes == bytes) {
+            Some(group) => Arc::clone(&group.limit),
+            None => groups.add(Group { bytes, limit: limits.group(method, connection, bytes) }),
+        }
+    }
+
+    fn wait(&self, call: &Call<'_>, turn: Turn, max_wait: Duration) -> Decision {
+        let limit = turn.at().expect("it waits");
+        let max_wait_us = u64::try_from(max_wait.as_micros()).unwrap_or(u64::MAX);
+        let otherwise = Refusal::new(RefusalReason::QueueTimeout)
+            .with_limit(limit.name(), max_wait_us, limit.waiting())
+            .with_retry_delay(self.retry_delay());
+        let mut waiting = self.waiting.another();
+        waiting.set(1);
+        let future = Box::pin(Queued { turn, retry_delay: self.limits.retry_delay(), _waiting: waiting });
+        match call.received().checked_add(max_wait) {
+            Some(until) => Decision::WaitUntil { until, otherwise, future },
+            None => Decision::Wait(future),
+        }
+    }
+
+    fn retry_delay(&self) -> Duration {
+        let delay = self.limits.retry_delay();
+        delay + jitter(delay)
+    }
+}
+
+impl Handler for GroupHandler {
+    fn interest() -> Interest {
+        Interest::INBOUND
+    }
+
+    fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
+        let group = self.group(call);
+        let Some(max_wait) = self.limits.max_wait() else {
+            return match group.try_acquire() {
+                Ok(permit) => {
+                    call.carry(permit);
+                    Decision::Pass
+                }
+                Err(refusal) => Decision::Refuse(refuse(&refusal, self.limits.retry_delay())),
+            };
+        };
+        match group.acquire_or_wait(self.line) {
+            Admission::Pass(permit) => {
+                call.carry(permit);
+                Decision::Pass
+            }
+            Admission::Wait(turn) => self.wait(call, turn, max_wait),
+            Admission::Refuse(refusal) => Decision::Refuse(turn_away(&refusal, self.limits.retry_delay())),
+        }
+    }
+}
+
+impl Groups {
+    /// Keeps a group in place of the one that was kept for longest, if there are many.
+    fn add(&mut self, group: Group) -> Arc<ConcurrencyLimit> {
+        let limit = Arc::clone(&group.limit);
+        if self.known.len() < MAX_GROUPS {
+            self.known.push(group);
+        } else {
+            self.known[self.oldest] = group;
+            self.oldest = (self.oldest + 1) % MAX_GROUPS;
+        }
+        limit
+    }
+}
+
+/// A call's wait for its turn. It counts as waiting for as long as it lives.
+struct Queued {
+    turn: Turn,
+    retry_delay: Duration,
+    _waiting: Share,
+}
+
+impl Future for Queued {
+    type Output = Decision;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decision> {
+        let retry_delay = self.retry_delay;
+        Pin::new(&mut self.turn).poll(cx).map(|turn| match turn {
+            Ok(permit) => Decision::Carry(permit),
+            Err(refusal) => Decision::Refuse(turn_away(&refusal, retry_delay)),
+        })
+    }
+}
+
+fn turn_away(refusal: &WaitRefusal, retry_delay: Duration) -> Refusal {
+    match *refusal {
+        WaitRefusal::Full(full) => refuse(&full, retry_delay),
+        WaitRefusal::QueueFull { limit, max_waiting, waiting } => Refusal::new(RefusalReason::QueueFull)
+            .with_limit(limit, max_waiting, waiting)
+            .with_retry_delay(retry_delay + jitter(retry_delay)),
+        _ => Refusal::new(RefusalReason::ConcurrencyLimit).with_retry_delay(retry_delay),
+    }
+}
+
+fn refuse(refusal: &ConcurrencyRefusal, retry_delay: Duration) -> Refusal {
+    let ConcurrencyRefusal { limit, max, in_flight, units, .. } = *refusal;
+    if refusal.never_passes() {
+        return Refusal::new(RefusalReason::ConcurrencyNeverPasses).with_limit(limit, max, units);
+    }
+    let reason = if limit == BYTES { RefusalReason::BodyBudget } else { RefusalReason::ConcurrencyLimit };
+    Refusal::new(reason).with_limit(limit, max, in_flight).with_retry_delay(retry_delay + jitter(retry_delay))
+}
+
+/// Lengths of bodies that calls of one method had of late; a service has its usual ones.
+const MAX_GROUPS: usize = 8;
