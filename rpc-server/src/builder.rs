@@ -8,7 +8,7 @@ use rpc_core::{ConnectionInfo, limit::Rate};
 use crate::{
     config::Config,
     error::BuildError,
-    limits::{MethodLimits, WaitQueue},
+    limits::{MethodLimits, Tenants, WaitQueue},
     method::{Methods, Service, ServiceMethods},
     pipeline::Pipeline,
     server::{Initializer, Server, ServerCore},
@@ -100,6 +100,12 @@ impl ServerBuilder {
     /// deadline, its caller or its connection. Default: off, it is refused at once.
     pub fn wait_queue(mut self, queue: WaitQueue) -> Self {
         self.config.wait_queue = Some(queue);
+        self
+    }
+
+    /// Limits for each tenant, on all of its connections. Default: there are no tenants.
+    pub fn tenants(mut self, tenants: Tenants) -> Self {
+        self.config.tenants = Some(tenants);
         self
     }
 
@@ -266,8 +272,9 @@ impl ServerBuilder {
     }
 
     /// Changes the pipeline of each new connection, which has the default handlers already:
-    /// `deadline`, `connection rate`, `global rate`, `concurrency` and `blocking`, those that are
-    /// configured; the last if there are blocking methods.
+    /// `deadline`, `connection rate`, `tenant rate`, `global rate`, `concurrency` and `blocking`, those that
+    /// are configured; the last if there are blocking methods and `concurrency` does not know of them,
+    /// which it does as soon as there are limits of methods, pools, tenants or bytes, or a queue.
     pub fn pipeline(mut self, initializer: impl Fn(&mut Pipeline, &ConnectionInfo) + Send + Sync + 'static) -> Self {
         self.initializer = Some(Box::new(initializer));
         self

@@ -8,7 +8,7 @@ use rpc_core::limit::Rate;
 use crate::{
     body::LeastRate,
     error::BuildError,
-    limits::{MethodLimits, WaitQueue},
+    limits::{MethodLimits, Tenants, WaitQueue},
 };
 
 /// The settings of a server. [`crate::ServerBuilder`] sets them.
@@ -30,6 +30,8 @@ pub(crate) struct Config {
     /// None: to wait costs memory and time, and whether that is better than being refused, only the user
     /// knows.
     pub(crate) wait_queue: Option<WaitQueue>,
+    /// None: who is a tenant, only the user knows.
+    pub(crate) tenants: Option<Tenants>,
     pub(crate) rate: Option<Rate>,
     pub(crate) rate_per_connection: Option<Rate>,
     /// What a call refused on concurrency is told to wait, about.
@@ -89,6 +91,7 @@ impl Default for Config {
             service_limits: Vec::new(),
             max_bytes_in_flight: None,
             wait_queue: None,
+            tenants: None,
             rate: None,
             rate_per_connection: None,
             concurrency_retry_delay: Duration::from_millis(10),

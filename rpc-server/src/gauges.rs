@@ -14,7 +14,10 @@ use rpc_core::{
     limit::{ConcurrencyLimit, ConcurrencySnapshot},
 };
 
-use crate::{cut::CutCounts, limits::Limits};
+use crate::{
+    cut::CutCounts,
+    limits::{Limits, TenantsSnapshot},
+};
 
 /// The figures of a server at one moment.
 ///
@@ -35,6 +38,8 @@ pub struct Snapshot {
     /// Limits of calls in flight that were configured: of methods by `package.Service/Method`, of pools by
     /// their names, and of `bytes`.
     pub limits: BTreeMap<&'static str, ConcurrencySnapshot>,
+    /// What tenants there are, if they have limits.
+    pub tenants: TenantsSnapshot,
     /// Open connections.
     pub connections: u64,
     /// Open connections whose client has not said HELLO yet.
@@ -71,7 +76,7 @@ impl Snapshot {
         let calls = [self.calls.held, self.blocking.held, self.calls_parked, self.calls_waiting];
         let connections = [self.connections, self.handshakes];
         let bytes = [self.buffered_bytes, self.body_bytes, self.inbound_bytes];
-        let limits = self.limits.values().all(|limit| limit.held == 0);
+        let limits = self.limits.values().all(|limit| limit.held == 0) && self.tenants.held == 0;
         limits && calls.iter().chain(&connections).chain(&bytes).all(|&n| n == 0)
     }
 }
@@ -125,6 +130,7 @@ impl Gauges {
             calls_parked: self.parked.load(Ordering::Relaxed),
             calls_waiting: self.waiting.load(Ordering::Relaxed),
             limits: self.limits.named().map(|limit| (limit.name(), limit.snapshot())).collect(),
+            tenants: self.limits.tenants().map(|tenants| tenants.snapshot()).unwrap_or_default(),
             connections: self.connections.snapshot().held,
             handshakes: self.handshakes.load(Ordering::Relaxed),
             buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
@@ -191,9 +197,21 @@ pub(crate) const CONNECTION_RATE: &str = "connection rate";
 pub(crate) const GLOBAL_BODIES: &str = "global bodies";
 pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
 pub(crate) const BYTES: &str = "bytes";
+pub(crate) const TENANT: &str = "tenant";
+pub(crate) const TENANT_RATE: &str = "tenant rate";
 /// What no limit of the user's may be called.
-pub(crate) const RESERVED_NAMES: [&str; 8] =
-    [GLOBAL, CONNECTION, BLOCKING, GLOBAL_RATE, CONNECTION_RATE, GLOBAL_BODIES, CONNECTION_BODIES, BYTES];
+pub(crate) const RESERVED_NAMES: [&str; 10] = [
+    GLOBAL,
+    CONNECTION,
+    BLOCKING,
+    GLOBAL_RATE,
+    CONNECTION_RATE,
+    GLOBAL_BODIES,
+    CONNECTION_BODIES,
+    BYTES,
+    TENANT,
+    TENANT_RATE,
+];
 
 impl RefusedCounts {
     /// Counts of the limits that a server always has, and of those named.

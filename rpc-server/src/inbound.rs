@@ -198,7 +198,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             };
             match decision {
                 Decision::Refuse(refusal) if is_for_want_of_permits(&refusal) && self.flush_frees(cx)? => from = at,
-                Decision::Wait(_) | Decision::WaitUntil { .. } if self.flush_frees(cx)? => from = at,
+                Decision::WaitUntil { otherwise, future, .. }
+                    if is_for_want_of_permits(&otherwise) && self.flush_frees(cx)? =>
+                {
+                    // It may be a user's, and panic.
+                    drop(HandlerFuture::new(future, &self.server.gauges.panics));
+                    from = at;
+                }
                 Decision::Carry(permit) => {
                     opening.permit.push(permit);
                     from = at + 1;
@@ -339,7 +345,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
 /// Whether permits that come back would let the call pass.
 fn is_for_want_of_permits(refusal: &Refusal) -> bool {
-    matches!(refusal.reason(), RefusalReason::ConcurrencyLimit | RefusalReason::QueueFull | RefusalReason::BodyBudget)
+    matches!(
+        refusal.reason(),
+        RefusalReason::ConcurrencyLimit
+            | RefusalReason::QueueFull
+            | RefusalReason::QueueTimeout
+            | RefusalReason::BodyBudget
+    )
 }
 
 fn unexpected(frame: &Frame<'_>) -> Broken {

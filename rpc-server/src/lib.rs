@@ -59,7 +59,7 @@ pub use builder::ServerBuilder;
 pub use call::Call;
 pub use error::{BindError, BuildError};
 pub use gauges::Snapshot;
-pub use limits::{MethodLimits, WaitQueue};
+pub use limits::{MethodLimits, TenantLimits, Tenants, TenantsSnapshot, WaitQueue};
 pub use method::{MethodInfo, MethodOptions, Service, ServiceMethods};
 pub use pipeline::{Answer, CallInfo, Decision, Handler, Interest, Outbound, Pipeline};
 pub use server::{BoundServer, CutCall, Drained, Server, ServerHandle, SetRateError};

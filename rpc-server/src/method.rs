@@ -43,7 +43,9 @@ impl<'a> ServiceMethods<'a> {
     pub(crate) fn new(service: String, methods: &'a mut Methods) -> Self {
         Self { service, methods, limits: MethodLimits::new() }
     }
+}
 
+impl ServiceMethods<'_> {
     /// Sets what limits each method of the service has that are added from now on, unless its own options
     /// or the server's configuration say otherwise. A number is the default of each method, not their sum.
     pub fn limits(&mut self, limits: MethodLimits) {

@@ -49,8 +49,9 @@ pub trait Handler: Send {
     }
 
     /// A call on its way in. Its body has not been decoded. A handler that refuses a call for
-    /// [`rpc_core::RefusalReason::ConcurrencyLimit`], or lets it wait, is asked again if writing finished
-    /// responses gave permits back.
+    /// [`rpc_core::RefusalReason::ConcurrencyLimit`], or lets it wait and otherwise would refuse it for
+    /// [`rpc_core::RefusalReason::QueueTimeout`], is asked again if writing finished responses gave permits
+    /// back.
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         let _ = call;
         Decision::Pass

@@ -31,7 +31,7 @@ use crate::{
     connection::Connection,
     error::{BindError, BuildError},
     gauges::{CONNECTION_RATE, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Share, Snapshot},
-    handlers::{BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, RateHandler},
+    handlers::{BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, RateHandler, TenantRateHandler},
     limits::Limits,
     method::Methods,
     pipeline::Pipeline,
@@ -353,6 +353,9 @@ impl ServerCore {
         if let Some(rate) = config.rate_per_connection {
             let limit = RateLimit::new(CONNECTION_RATE, rate).expect("checked when the server was built");
             pipeline.add_last("connection rate", RateHandler::new(Arc::new(limit)));
+        }
+        if let Some(tenants) = self.limits.tenants().filter(|tenants| tenants.have_rates()) {
+            pipeline.add_last("tenant rate", TenantRateHandler::new(tenants));
         }
         if let Some(limit) = &self.global_rate {
             pipeline.add_last("global rate", RateHandler::new(Arc::clone(limit)));

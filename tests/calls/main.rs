@@ -23,6 +23,7 @@ mod limit_groups;
 mod limit_load;
 mod limit_queue;
 mod limit_refusals;
+mod limit_tenants;
 mod panic_answers;
 mod panics;
 mod refused;

@@ -15,13 +15,13 @@ use rpc_core::{
 use super::rate::jitter;
 use crate::{
     Call,
-    gauges::{BYTES, Share},
-    limits::Limits,
+    gauges::{BYTES, Share, TENANT},
+    limits::{Limits, Tenant, TenantOf},
     pipeline::{Decision, Handler, Interest},
 };
 
 /// Takes one permit for all limits of calls in flight that concern a call: of its connection, method, pool,
-/// of blocking calls, of the server, and of bytes; all or nothing, narrow to wide.
+/// of blocking calls, of its tenant, of the server, and of bytes; all or nothing, narrow to wide.
 #[derive(Debug)]
 pub(crate) struct GroupHandler {
     limits: Arc<Limits>,
@@ -29,6 +29,9 @@ pub(crate) struct GroupHandler {
     /// Names the connection in queues.
     line: u64,
     waiting: Share,
+    tenant: Option<TenantOf>,
+    /// Whose calls the groups are of.
+    of_tenant: Option<Arc<Tenant>>,
     /// By the methods' index: what calls of late took.
     groups: Vec<Groups>,
 }
@@ -50,41 +53,53 @@ struct Group {
 
 impl GroupHandler {
     pub(crate) fn new(limits: Arc<Limits>, connection: Arc<ConcurrencyLimit>, line: u64, waiting: Share) -> Self {
-        Self { limits, connection, line, waiting, groups: Vec::new() }
+        let tenant = limits.tenants().map(TenantOf::new);
+        Self { limits, connection, line, waiting, tenant, of_tenant: None, groups: Vec::new() }
     }
 
-    fn group(&mut self, call: &Call<'_>) -> Arc<ConcurrencyLimit> {
+    /// All limits that concern a call, and whose call it is.
+    fn group(&mut self, call: &Call<'_>) -> (Arc<ConcurrencyLimit>, Option<&Tenant>) {
         let method = call.method().index();
         let bytes = if self.limits.counts_bytes() { call.body_len() } else { 0 };
         if self.groups.len() <= method as usize {
             self.groups.resize_with(method as usize + 1, Groups::default);
         }
-        let Self { limits, connection, .. } = self;
-        let groups = &mut self.groups[method as usize];
-        match groups.known.iter().find(|group| group.bytes == bytes) {
-            Some(group) => Arc::clone(&group.limit),
-            None => groups.add(Group { bytes, limit: limits.group(method, connection, bytes) }),
+        let tenant = self.tenant.as_mut().map(|tenant| tenant.call(call));
+        // What is kept of a tenant keeps it from being forgotten, so it is kept of one.
+        if let Some(tenant) = tenant
+            && !self.of_tenant.as_ref().is_some_and(|known| Arc::ptr_eq(known, tenant))
+        {
+            self.groups.iter_mut().for_each(|groups| groups.known.clear());
+            self.of_tenant = Some(Arc::clone(tenant));
         }
+        let (limits, groups) = (&self.limits, &mut self.groups[method as usize]);
+        let limit = match groups.find(bytes) {
+            Some(limit) => limit,
+            None => {
+                let limit = limits.group(method, &self.connection, tenant, bytes);
+                groups.add(Group { bytes, limit: Arc::clone(&limit) });
+                limit
+            }
+        };
+        (limit, tenant.map(|tenant| &**tenant))
     }
 
-    fn wait(&self, call: &Call<'_>, turn: Turn, max_wait: Duration) -> Decision {
+    #[cold]
+    fn wait(&mut self, call: &Call<'_>, turn: Turn, max_wait: Duration) -> Decision {
+        let tenant = self.tenant.as_mut().map(|tenant| Arc::clone(tenant.call(call)));
         let limit = turn.at().expect("it waits");
         let max_wait_us = u64::try_from(max_wait.as_micros()).unwrap_or(u64::MAX);
         let otherwise = Refusal::new(RefusalReason::QueueTimeout)
             .with_limit(limit.name(), max_wait_us, limit.waiting())
-            .with_retry_delay(self.retry_delay());
+            .with_retry_delay(with_jitter(self.limits.retry_delay()));
+        let otherwise = name_tenant(otherwise, tenant.as_deref());
         let mut waiting = self.waiting.another();
         waiting.set(1);
-        let future = Box::pin(Queued { turn, retry_delay: self.limits.retry_delay(), _waiting: waiting });
+        let future = Box::pin(Queued { turn, tenant, retry_delay: self.limits.retry_delay(), _waiting: waiting });
         match call.received().checked_add(max_wait) {
             Some(until) => Decision::WaitUntil { until, otherwise, future },
             None => Decision::Wait(future),
         }
-    }
-
-    fn retry_delay(&self) -> Duration {
-        let delay = self.limits.retry_delay();
-        delay + jitter(delay)
     }
 }
 
@@ -94,44 +109,49 @@ impl Handler for GroupHandler {
     }
 
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
-        let group = self.group(call);
-        let Some(max_wait) = self.limits.max_wait() else {
+        let (max_wait, retry_delay) = (self.limits.max_wait(), self.limits.retry_delay());
+        let line = self.line;
+        let (group, tenant) = self.group(call);
+        let Some(max_wait) = max_wait else {
             return match group.try_acquire() {
                 Ok(permit) => {
                     call.carry(permit);
                     Decision::Pass
                 }
-                Err(refusal) => Decision::Refuse(refuse(&refusal, self.limits.retry_delay())),
+                Err(refusal) => Decision::Refuse(name_tenant(refuse(&refusal, retry_delay), tenant)),
             };
         };
-        match group.acquire_or_wait(self.line) {
+        match group.acquire_or_wait(line) {
             Admission::Pass(permit) => {
                 call.carry(permit);
                 Decision::Pass
             }
             Admission::Wait(turn) => self.wait(call, turn, max_wait),
-            Admission::Refuse(refusal) => Decision::Refuse(turn_away(&refusal, self.limits.retry_delay())),
+            Admission::Refuse(refusal) => Decision::Refuse(name_tenant(turn_away(&refusal, retry_delay), tenant)),
         }
     }
 }
 
 impl Groups {
+    fn find(&self, bytes: u32) -> Option<Arc<ConcurrencyLimit>> {
+        self.known.iter().find(|group| group.bytes == bytes).map(|group| Arc::clone(&group.limit))
+    }
+
     /// Keeps a group in place of the one that was kept for longest, if there are many.
-    fn add(&mut self, group: Group) -> Arc<ConcurrencyLimit> {
-        let limit = Arc::clone(&group.limit);
+    fn add(&mut self, group: Group) {
         if self.known.len() < MAX_GROUPS {
             self.known.push(group);
         } else {
             self.known[self.oldest] = group;
             self.oldest = (self.oldest + 1) % MAX_GROUPS;
         }
-        limit
     }
 }
 
 /// A call's wait for its turn. It counts as waiting for as long as it lives.
 struct Queued {
     turn: Turn,
+    tenant: Option<Arc<Tenant>>,
     retry_delay: Duration,
     _waiting: Share,
 }
@@ -143,9 +163,24 @@ impl Future for Queued {
         let retry_delay = self.retry_delay;
         Pin::new(&mut self.turn).poll(cx).map(|turn| match turn {
             Ok(permit) => Decision::Carry(permit),
-            Err(refusal) => Decision::Refuse(turn_away(&refusal, retry_delay)),
+            Err(refusal) => {
+                let refusal = turn_away(&refusal, retry_delay);
+                Decision::Refuse(name_tenant(refusal, self.tenant.as_deref()))
+            }
         })
     }
+}
+
+/// Says whose limit it was, if it was that of a tenant.
+fn name_tenant(refusal: Refusal, tenant: Option<&Tenant>) -> Refusal {
+    match tenant.filter(|_| refusal.limit() == TENANT) {
+        Some(tenant) => refusal.with_tenant(tenant.name()),
+        None => refusal,
+    }
+}
+
+fn with_jitter(delay: Duration) -> Duration {
+    delay + jitter(delay)
 }
 
 fn turn_away(refusal: &WaitRefusal, retry_delay: Duration) -> Refusal {
@@ -153,7 +188,7 @@ fn turn_away(refusal: &WaitRefusal, retry_delay: Duration) -> Refusal {
         WaitRefusal::Full(full) => refuse(&full, retry_delay),
         WaitRefusal::QueueFull { limit, max_waiting, waiting } => Refusal::new(RefusalReason::QueueFull)
             .with_limit(limit, max_waiting, waiting)
-            .with_retry_delay(retry_delay + jitter(retry_delay)),
+            .with_retry_delay(with_jitter(retry_delay)),
         _ => Refusal::new(RefusalReason::ConcurrencyLimit).with_retry_delay(retry_delay),
     }
 }
@@ -164,8 +199,8 @@ fn refuse(refusal: &ConcurrencyRefusal, retry_delay: Duration) -> Refusal {
         return Refusal::new(RefusalReason::ConcurrencyNeverPasses).with_limit(limit, max, units);
     }
     let reason = if limit == BYTES { RefusalReason::BodyBudget } else { RefusalReason::ConcurrencyLimit };
-    Refusal::new(reason).with_limit(limit, max, in_flight).with_retry_delay(retry_delay + jitter(retry_delay))
+    Refusal::new(reason).with_limit(limit, max, in_flight).with_retry_delay(with_jitter(retry_delay))
 }
 
-/// Lengths of bodies that calls of one method had of late; a service has its usual ones.
+/// Lengths of bodies that calls of one method had of late; a connection has its usual ones.
 const MAX_GROUPS: usize = 8;

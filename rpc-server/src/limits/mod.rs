@@ -2,6 +2,7 @@
 
 mod names;
 mod settings;
+mod tenants;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,19 +16,23 @@ use std::{
 use rpc_core::limit::ConcurrencyLimit;
 
 pub use settings::{MethodLimits, WaitQueue};
+pub use tenants::{TenantLimits, Tenants, TenantsSnapshot};
 
-pub(crate) use self::names::intern;
+pub(crate) use self::{
+    names::intern,
+    tenants::{Tenant, TenantOf, TenantTable},
+};
 use crate::{
     config::Config,
     error::BuildError,
-    gauges::{BLOCKING, BYTES, CONNECTION, GLOBAL, RESERVED_NAMES},
+    gauges::{BLOCKING, BYTES, CONNECTION, GLOBAL, RESERVED_NAMES, TENANT},
     method::Methods,
 };
 
 /// The limits of calls in flight of one server.
 ///
 /// A call counts in all of those that concern it or in none, and they are asked from narrow to wide:
-/// connection, method, pool, blocking calls, the whole server, bytes. If there are only the limits of the
+/// connection, method, pool, blocking calls, tenant, the whole server, bytes. If there are only the limits of the
 /// server and of the connection, the pipeline has a handler that knows only these.
 #[derive(Debug)]
 pub(crate) struct Limits {
@@ -37,6 +42,7 @@ pub(crate) struct Limits {
     /// By the methods' index.
     methods: Vec<OfMethod>,
     bytes: Option<Arc<ConcurrencyLimit>>,
+    tenants: Option<Arc<TenantTable>>,
     queue: Option<Queue>,
     retry_delay: Duration,
     max_per_connection: AtomicU64,
@@ -74,12 +80,14 @@ impl Limits {
             }
         }
         let of_methods = of_methods(config, methods, &pools, make)?;
+        let tenants = config.tenants.as_ref().map(|tenants| TenantTable::new(tenants, config.wait_queue));
         let limits = Self {
             global: make(GLOBAL, config.max_concurrent_calls)?,
             blocking: make(BLOCKING, Some(config.max_blocking_calls))?,
             pools,
             methods: of_methods,
             bytes: config.max_bytes_in_flight.map(|max| make(BYTES, Some(max))).transpose()?,
+            tenants: tenants.transpose()?.map(Arc::new),
             queue: config.wait_queue.map(Queue::new),
             retry_delay: config.concurrency_retry_delay,
             max_per_connection: AtomicU64::new(config.max_concurrent_calls_per_connection),
@@ -91,7 +99,7 @@ impl Limits {
     /// Whether there is more than the limits of the server and of the connection.
     pub(crate) fn are_many(&self) -> bool {
         let plain = |of: &OfMethod| of.own.is_none() && of.pool.is_none() && of.weight == 1;
-        self.queue.is_some() || self.bytes.is_some() || !self.methods.iter().all(plain)
+        self.queue.is_some() || self.bytes.is_some() || self.tenants.is_some() || !self.methods.iter().all(plain)
     }
 
     /// The limit of a new connection, alone.
@@ -111,7 +119,13 @@ impl Limits {
     }
 
     /// All limits in which a call counts that claims so many bytes.
-    pub(crate) fn group(&self, method: u32, connection: &Arc<ConcurrencyLimit>, bytes: u32) -> Arc<ConcurrencyLimit> {
+    pub(crate) fn group(
+        &self,
+        method: u32,
+        connection: &Arc<ConcurrencyLimit>,
+        tenant: Option<&Arc<Tenant>>,
+        bytes: u32,
+    ) -> Arc<ConcurrencyLimit> {
         let of = &self.methods[method as usize];
         let blocking = of.blocking.then_some(&self.blocking);
         let narrow_to_wide = [
@@ -119,6 +133,7 @@ impl Limits {
             of.own.as_ref().map(|own| (own, 1)),
             of.pool.as_ref().map(|pool| (pool, of.weight)),
             blocking.map(|blocking| (blocking, of.weight)),
+            tenant.map(|tenant| (&tenant.calls, of.weight)),
             Some((&self.global, of.weight)),
             self.bytes.as_ref().map(|limit| (limit, u64::from(bytes))),
         ];
@@ -129,6 +144,11 @@ impl Limits {
     /// Whether calls of one method differ in what they take.
     pub(crate) fn counts_bytes(&self) -> bool {
         self.bytes.is_some()
+    }
+
+    /// The tenants, if there are any.
+    pub(crate) fn tenants(&self) -> Option<&Arc<TenantTable>> {
+        self.tenants.as_ref()
     }
 
     /// How long a call may wait, if it may.
@@ -161,12 +181,11 @@ impl Limits {
     /// The heaviest call of each limit passes it when nothing else is in flight.
     fn check_weights(&self) -> Result<(), BuildError> {
         for of in &self.methods {
-            let own_connection = Some((CONNECTION, self.max_per_connection()));
+            let of_tenants = self.tenants.as_ref().and_then(|tenants| Some((TENANT, tenants.least_max()?)));
+            let own = [Some((CONNECTION, self.max_per_connection())), of_tenants].into_iter().flatten();
             let shared = [of.pool.as_ref(), of.blocking.then_some(&self.blocking), Some(&self.global)];
             let shared = shared.into_iter().flatten().filter_map(|limit| Some((limit.name(), limit.max()?)));
-            if let Some((other, other_value)) =
-                own_connection.into_iter().chain(shared).find(|(_, max)| *max < of.weight)
-            {
+            if let Some((other, other_value)) = own.chain(shared).find(|(_, max)| *max < of.weight) {
                 let setting = "the weight of a method";
                 return Err(BuildError::Relation { setting, value: of.weight, other, other_value });
             }
