@@ -28,7 +28,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(crate) fn start(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>) {
         let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
         let registered = server.methods.get(method);
-        let (id, deadline) = (opening.id, opening.deadline);
+        let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
         let starting = Starting { opening, body, connection: info, parked: in_flight.next_key() };
         let make = match &registered.run {
             Run::Polled(make) => make,
@@ -40,7 +40,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     let handlers = self.pipeline.len();
                     return self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
                 };
-                in_flight.insert(Pending { id, method, deadline, place: Place::Task { abort, context } });
+                in_flight.insert(Pending { id, method, received, deadline, place: Place::Task { abort, context } });
                 return;
             }
         };
@@ -55,7 +55,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 Ok(task) => {
                     let abort = tasks.spawn(task.future);
                     let place = Place::Task { abort, context: task.context };
-                    in_flight.insert(Pending { id, method, deadline, place });
+                    in_flight.insert(Pending { id, method, received, deadline, place });
                 }
                 Err(Ended { outcome, permit, panicked }) => {
                     self.service_ended(id, method, outcome, permit, panicked);
@@ -69,7 +69,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 self.service_ended(id, method, outcome, permit, panicked);
             }
             Started::Parked(slot) => {
-                in_flight.insert(Pending { id, method, deadline, place: Place::Slot(slot) });
+                in_flight.insert(Pending { id, method, received, deadline, place: Place::Slot(slot) });
             }
         }
         if let Some(began) = began

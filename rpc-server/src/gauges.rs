@@ -52,6 +52,9 @@ pub struct Snapshot {
     pub inbound_bytes: u64,
     /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
     pub refused: BTreeMap<&'static str, u64>,
+    /// Calls that would have been turned away and were let pass, counted in the same way; see
+    /// [`crate::LiveLimits::set_dry_run`].
+    pub would_refuse: BTreeMap<&'static str, u64>,
     /// Panics of services, handlers, encoding, decoding and drops; each cost its call at most.
     pub panics: u64,
     /// Methods that run in tasks of their own because their polls were slow.
@@ -89,6 +92,7 @@ pub(crate) struct Gauges {
     /// In bytes.
     pub(crate) bodies: Arc<ConcurrencyLimit>,
     pub(crate) refused: RefusedCounts,
+    pub(crate) would_refuse: RefusedCounts,
     pub(crate) parked: Arc<AtomicU64>,
     pub(crate) waiting: Arc<AtomicU64>,
     pub(crate) handshakes: Arc<AtomicU64>,
@@ -106,6 +110,7 @@ impl Gauges {
     pub(crate) fn new(limits: Arc<Limits>, connections: Arc<ConcurrencyLimit>, bodies: Arc<ConcurrencyLimit>) -> Self {
         Self {
             refused: RefusedCounts::new(limits.named().map(|limit| limit.name())),
+            would_refuse: RefusedCounts::new(limits.named().map(|limit| limit.name())),
             limits,
             connections,
             bodies,
@@ -137,6 +142,7 @@ impl Gauges {
             body_bytes: self.bodies.snapshot().held,
             inbound_bytes: self.inbound_bytes.load(Ordering::Relaxed),
             refused: self.refused.snapshot(),
+            would_refuse: self.would_refuse.snapshot(),
             panics: self.panics.load(Ordering::Relaxed),
             methods_demoted: self.methods_demoted.load(Ordering::Relaxed),
             protocol_errors: self.protocol_errors.load(Ordering::Relaxed),
@@ -197,10 +203,11 @@ pub(crate) const CONNECTION_RATE: &str = "connection rate";
 pub(crate) const GLOBAL_BODIES: &str = "global bodies";
 pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
 pub(crate) const BYTES: &str = "bytes";
+pub(crate) const CONNECTIONS: &str = "connections";
 pub(crate) const TENANT: &str = "tenant";
 pub(crate) const TENANT_RATE: &str = "tenant rate";
 /// What no limit of the user's may be called.
-pub(crate) const RESERVED_NAMES: [&str; 10] = [
+pub(crate) const RESERVED_NAMES: [&str; 11] = [
     GLOBAL,
     CONNECTION,
     BLOCKING,
@@ -209,6 +216,7 @@ pub(crate) const RESERVED_NAMES: [&str; 10] = [
     GLOBAL_BODIES,
     CONNECTION_BODIES,
     BYTES,
+    CONNECTIONS,
     TENANT,
     TENANT_RATE,
 ];

@@ -52,6 +52,7 @@ pub(crate) struct InFlight {
 pub(crate) struct Pending {
     pub(crate) id: CallId,
     pub(crate) method: u32,
+    pub(crate) received: Instant,
     pub(crate) deadline: Deadline,
     pub(crate) place: Place,
 }
@@ -235,6 +236,11 @@ impl InFlight {
         self.calls.iter().filter(|(_, call)| incomplete(&call.place)).map(|(key, _)| key).collect()
     }
 
+    /// All calls.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Pending> {
+        self.calls.iter().map(|(_, call)| call)
+    }
+
     /// The keys of all calls.
     pub(crate) fn keys(&self) -> Vec<usize> {
         self.calls.iter().map(|(key, _)| key).collect()
@@ -306,7 +312,8 @@ mod tests {
         let mut calls = InFlight::new(None, Share::of(&Arc::new(AtomicU64::new(0))));
         let now = Instant::now();
         let mut insert = |sequence, deadline| {
-            calls.insert(Pending { id: CallId::new(sequence, 0), method: 0, deadline, place: Place::Slot(0) })
+            let (id, place) = (CallId::new(sequence, 0), Place::Slot(0));
+            calls.insert(Pending { id, method: 0, received: now, deadline, place })
         };
         let second = Duration::from_secs(1);
         let late = insert(1, Deadline::after(now, second * 3));

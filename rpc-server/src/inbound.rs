@@ -209,6 +209,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     opening.permit.push(permit);
                     from = at + 1;
                 }
+                Decision::Refuse(refusal) if self.server.limits.is_dry_run() && is_of_a_limit(&refusal) => {
+                    self.server.gauges.would_refuse.count(&refusal);
+                    from = at + 1;
+                }
                 decision => return self.decided(opening, method, body, at, decision),
             }
         }
@@ -249,10 +253,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if body.bytes().len() == opening.body_len as usize {
             return self.start(opening, method, body);
         }
-        let (id, deadline) = (opening.id, opening.deadline);
+        let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
         let upload = body.keep(opening.body_len, opening.received.instant);
         let receiving = Receiving { opening: opening.take(), upload };
-        self.in_flight.insert(Pending { id, method, deadline, place: Place::Receiving(Box::new(receiving)) });
+        let place = Place::Receiving(Box::new(receiving));
+        self.in_flight.insert(Pending { id, method, received, deadline, place });
     }
 
     /// Whether writing gave permits back. Finished calls whose responses wait in the buffer are not
@@ -277,11 +282,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     ) {
         let key = self.in_flight.next_key();
         let waker = SlotWaker::new(&self.ready, Key::Waiting(key));
-        let (id, deadline) = (opening.id, opening.deadline);
+        let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
         let future = HandlerFuture::new(future, &self.server.gauges.panics);
         let upload = body.keep(opening.body_len, opening.received.instant);
         let waiting = Waiting { opening: opening.take(), upload, at, future, waker, patience };
-        self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)) });
+        let place = Place::Waiting(Box::new(waiting));
+        self.in_flight.insert(Pending { id, method, received, deadline, place });
         // Nothing else polls it for the first time.
         self.ready.push(Key::Waiting(key));
     }
@@ -352,6 +358,18 @@ fn is_for_want_of_permits(refusal: &Refusal) -> bool {
             | RefusalReason::QueueTimeout
             | RefusalReason::BodyBudget
     )
+}
+
+/// Whether a limit that is only tried out lets the call pass nevertheless.
+fn is_of_a_limit(refusal: &Refusal) -> bool {
+    is_for_want_of_permits(refusal)
+        || matches!(
+            refusal.reason(),
+            RefusalReason::ConcurrencyNeverPasses
+                | RefusalReason::RateLimit
+                | RefusalReason::RateContended
+                | RefusalReason::RateNeverPasses
+        )
 }
 
 fn unexpected(frame: &Frame<'_>) -> Broken {

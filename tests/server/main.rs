@@ -16,5 +16,6 @@ mod handlers;
 mod hesitation;
 mod io_faults;
 mod keepalive;
+mod limits_live;
 mod protocol;
 mod timeouts;

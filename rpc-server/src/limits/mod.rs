@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -46,6 +46,8 @@ pub(crate) struct Limits {
     queue: Option<Queue>,
     retry_delay: Duration,
     max_per_connection: AtomicU64,
+    body_budget_per_connection: AtomicU64,
+    dry_run: AtomicBool,
 }
 
 /// What concerns the calls of one method.
@@ -91,6 +93,8 @@ impl Limits {
             queue: config.wait_queue.map(Queue::new),
             retry_delay: config.concurrency_retry_delay,
             max_per_connection: AtomicU64::new(config.max_concurrent_calls_per_connection),
+            body_budget_per_connection: AtomicU64::new(config.body_budget_per_connection),
+            dry_run: AtomicBool::new(false),
         };
         limits.check_weights()?;
         Ok(limits)
@@ -153,7 +157,7 @@ impl Limits {
 
     /// How long a call may wait, if it may.
     pub(crate) fn max_wait(&self) -> Option<Duration> {
-        let queue = self.queue.as_ref()?;
+        let queue = self.queue.as_ref().filter(|_| !self.is_dry_run())?;
         Some(Duration::from_micros(queue.max_wait_us.load(Ordering::Relaxed)))
     }
 
@@ -164,6 +168,40 @@ impl Limits {
 
     pub(crate) fn max_per_connection(&self) -> u64 {
         self.max_per_connection.load(Ordering::Relaxed)
+    }
+
+    /// Where the maximum of each connection is kept; never zero.
+    pub(crate) fn max_per_connection_word(&self) -> &AtomicU64 {
+        &self.max_per_connection
+    }
+
+    /// Where the budget of each connection for bodies in parts is kept; never zero.
+    pub(crate) fn body_budget_per_connection_word(&self) -> &AtomicU64 {
+        &self.body_budget_per_connection
+    }
+
+    /// Whether limits only count what they would refuse.
+    pub(crate) fn is_dry_run(&self) -> bool {
+        self.dry_run.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_dry_run(&self, dry_run: bool) {
+        self.dry_run.store(dry_run, Ordering::Relaxed);
+    }
+
+    /// Sets how many may wait and how long, at the limits that connections share. Whether there are queues.
+    pub(crate) fn set_wait_queue(&self, settings: WaitQueue) -> bool {
+        let Some(queue) = &self.queue else { return false };
+        let new = Queue::new(settings);
+        queue.max_waiting.store(settings.max_waiting, Ordering::Relaxed);
+        queue.max_wait_us.store(new.max_wait_us.into_inner(), Ordering::Relaxed);
+        for limit in [&self.global, &self.blocking].into_iter().chain(self.named()) {
+            limit.set_max_waiting(settings.max_waiting);
+        }
+        if let Some(tenants) = &self.tenants {
+            tenants.set_max_waiting(settings.max_waiting);
+        }
+        true
     }
 
     /// How many calls of one connection may be pending: in flight, or waiting for it.

@@ -148,7 +148,6 @@ pub(crate) struct Tenant {
 #[derive(Debug)]
 pub(crate) struct TenantTable {
     settings: Tenants,
-    queue: Option<WaitQueue>,
     named: HashMap<Box<str>, Arc<Tenant>>,
     /// Of calls that name none.
     nobody: Arc<Tenant>,
@@ -162,6 +161,7 @@ pub(crate) struct TenantTable {
 #[derive(Debug)]
 struct Known {
     each: TenantLimits,
+    queue: Option<WaitQueue>,
     by_name: HashMap<Box<str>, usize>,
     tenants: Vec<Arc<Tenant>>,
     /// Where to look next for one that can be forgotten.
@@ -186,9 +186,8 @@ impl TenantTable {
     pub(crate) fn new(settings: &Tenants, queue: Option<WaitQueue>) -> Result<Self, BuildError> {
         let make = |name: &str, limits| Tenant::new(name, limits, queue).map(Arc::new);
         let named = settings.named.iter().map(|(name, limits)| Ok((name.as_str().into(), make(name, *limits)?)));
-        let known = Known { each: settings.each, by_name: HashMap::new(), tenants: Vec::new(), hand: 0 };
+        let known = Known { each: settings.each, queue, by_name: HashMap::new(), tenants: Vec::new(), hand: 0 };
         Ok(Self {
-            queue,
             named: named.collect::<Result<_, _>>()?,
             nobody: make(NOBODY, settings.each)?,
             others: make(OTHERS, settings.each)?,
@@ -223,7 +222,7 @@ impl TenantTable {
             self.shared.fetch_add(1, Ordering::Relaxed);
             return Arc::clone(&self.others);
         };
-        let tenant = Tenant::new(name, known.each, self.queue).expect("checked when the limits were set");
+        let tenant = Tenant::new(name, known.each, known.queue).expect("checked when the limits were set");
         let tenant = Arc::new(tenant);
         known.by_name.insert(name.into(), at);
         match known.tenants.get_mut(at) {
@@ -257,7 +256,7 @@ impl TenantTable {
     /// A rate can be changed, but neither be added nor taken away.
     pub(crate) fn set_each(&self, limits: TenantLimits) -> Result<bool, BuildError> {
         // Checks it before anything is changed.
-        Tenant::new("", limits, self.queue)?;
+        Tenant::new("", limits, None)?;
         let mut known = self.lock();
         if known.each.rate.is_some() != limits.rate.is_some() {
             return Ok(false);
@@ -270,7 +269,7 @@ impl TenantTable {
 
     /// As [`Self::set_each`], of one that is named in the settings.
     pub(crate) fn set_named(&self, name: &str, limits: TenantLimits) -> Result<bool, BuildError> {
-        Tenant::new("", limits, self.queue)?;
+        Tenant::new("", limits, None)?;
         let Some(tenant) = self.named.get(name).filter(|tenant| tenant.rate.is_some() == limits.rate.is_some()) else {
             return Ok(false);
         };
@@ -280,6 +279,9 @@ impl TenantTable {
 
     /// Sets how many may wait, for every tenant.
     pub(crate) fn set_max_waiting(&self, max_waiting: u64) {
+        if let Some(queue) = &mut self.lock().queue {
+            queue.max_waiting = max_waiting;
+        }
         self.each_tenant(|tenant| {
             tenant.calls.set_max_waiting(max_waiting);
         });
