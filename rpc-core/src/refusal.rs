@@ -195,8 +195,8 @@ reasons! {
         "the call has waited for the limit for too long",
     /// Calls of this class are turned away, so that those of higher ones find room. Come back after the
     /// delay, or say that it matters more.
-    PriorityShed "PRIORITY_SHED" ResourceExhausted ("max_in_flight", "in_flight")
-        "calls of this class are turned away while the server is near its limit",
+    PriorityShed "PRIORITY_SHED" ResourceExhausted ("classes_shed", "class")
+        "calls of this class are turned away while those of higher ones find no room",
     /// Calls come faster than the rate allows. The delay is exact, plus a little jitter.
     RateLimit "RATE_LIMIT" ResourceExhausted ("max_per_second", "burst")
         "the rate limit is reached",

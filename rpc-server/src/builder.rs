@@ -109,6 +109,15 @@ impl ServerBuilder {
         self
     }
 
+    /// Turns away calls of lower classes while a limit of calls in flight refuses those of higher ones: first
+    /// background (3), then low (2), then normal (0), and never critical calls (1); see
+    /// [`rpc_core::limit::PriorityGate`]. Clients set the class of a call, so trust them, or correct it in front.
+    /// Default: false.
+    pub fn shed_by_priority(mut self, shed: bool) -> Self {
+        self.config.shed_by_priority = shed;
+        self
+    }
+
     /// Calls per second in the whole server. Default: no limit.
     pub fn rate(mut self, rate: Rate) -> Self {
         self.config.rate = Some(rate);
@@ -272,7 +281,7 @@ impl ServerBuilder {
     }
 
     /// Changes the pipeline of each new connection, which has the default handlers already:
-    /// `deadline`, `connection rate`, `tenant rate`, `global rate`, `concurrency` and `blocking`, those that
+    /// `deadline`, `priority`, `connection rate`, `tenant rate`, `global rate`, `concurrency` and `blocking`, those that
     /// are configured; the last if there are blocking methods and `concurrency` does not know of them,
     /// which it does as soon as there are limits of methods, pools, tenants or bytes, or a queue.
     pub fn pipeline(mut self, initializer: impl Fn(&mut Pipeline, &ConnectionInfo) + Send + Sync + 'static) -> Self {

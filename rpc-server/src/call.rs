@@ -85,7 +85,7 @@ impl Call<'_> {
         self.opening.codec
     }
 
-    /// The class of the call; 0 is the normal one.
+    /// The class of the call: 0 normal, 1 critical, 2 low, 3 and others background.
     pub fn priority(&self) -> u8 {
         self.opening.priority
     }
@@ -144,15 +144,17 @@ impl Claim {
         self.permit = mem::take(&mut opening.permit);
         self.taken = true;
         let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
-        let metadata = mem::take(&mut opening.metadata);
+        let (priority, metadata) = (opening.priority, mem::take(&mut opening.metadata));
         match &mut self.context {
             Some(context) => {
-                context.renew(id, received, deadline, metadata);
+                context.renew(id, received, deadline, priority, metadata);
                 context
             }
             none => {
                 let connection = Arc::clone(connection);
-                none.insert(Context::new(CallScope { id, connection, received, deadline, metadata, clock: clock::now }))
+                let clock = clock::now;
+                let scope = CallScope { id, connection, received, deadline, priority, metadata, clock };
+                none.insert(Context::new(scope))
             }
         }
     }

@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) wait_queue: Option<WaitQueue>,
     /// None: who is a tenant, only the user knows.
     pub(crate) tenants: Option<Tenants>,
+    /// Off: what a class is worth, only the user knows, and any client can claim one.
+    pub(crate) shed_by_priority: bool,
     pub(crate) rate: Option<Rate>,
     pub(crate) rate_per_connection: Option<Rate>,
     /// What a call refused on concurrency is told to wait, about.
@@ -92,6 +94,7 @@ impl Default for Config {
             max_bytes_in_flight: None,
             wait_queue: None,
             tenants: None,
+            shed_by_priority: false,
             rate: None,
             rate_per_connection: None,
             concurrency_retry_delay: Duration::from_millis(10),

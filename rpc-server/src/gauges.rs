@@ -38,6 +38,8 @@ pub struct Snapshot {
     /// Limits of calls in flight that were configured: of methods by `package.Service/Method`, of pools by
     /// their names, and of `bytes`.
     pub limits: BTreeMap<&'static str, ConcurrencySnapshot>,
+    /// How many classes of calls are turned away, see [`crate::ServerBuilder::shed_by_priority`].
+    pub classes_shed: u64,
     /// What tenants there are, if they have limits.
     pub tenants: TenantsSnapshot,
     /// Open connections.
@@ -135,6 +137,7 @@ impl Gauges {
             calls_parked: self.parked.load(Ordering::Relaxed),
             calls_waiting: self.waiting.load(Ordering::Relaxed),
             limits: self.limits.named().map(|limit| (limit.name(), limit.snapshot())).collect(),
+            classes_shed: self.limits.priority().map_or(0, |gate| gate.level()),
             tenants: self.limits.tenants().map(|tenants| tenants.snapshot()).unwrap_or_default(),
             connections: self.connections.snapshot().held,
             handshakes: self.handshakes.load(Ordering::Relaxed),
@@ -203,11 +206,12 @@ pub(crate) const CONNECTION_RATE: &str = "connection rate";
 pub(crate) const GLOBAL_BODIES: &str = "global bodies";
 pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
 pub(crate) const BYTES: &str = "bytes";
+pub(crate) const PRIORITY: &str = "priority";
 pub(crate) const CONNECTIONS: &str = "connections";
 pub(crate) const TENANT: &str = "tenant";
 pub(crate) const TENANT_RATE: &str = "tenant rate";
 /// What no limit of the user's may be called.
-pub(crate) const RESERVED_NAMES: [&str; 11] = [
+pub(crate) const RESERVED_NAMES: [&str; 12] = [
     GLOBAL,
     CONNECTION,
     BLOCKING,
@@ -217,6 +221,7 @@ pub(crate) const RESERVED_NAMES: [&str; 11] = [
     CONNECTION_BODIES,
     BYTES,
     CONNECTIONS,
+    PRIORITY,
     TENANT,
     TENANT_RATE,
 ];

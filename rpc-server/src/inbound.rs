@@ -366,6 +366,7 @@ fn is_of_a_limit(refusal: &Refusal) -> bool {
         || matches!(
             refusal.reason(),
             RefusalReason::ConcurrencyNeverPasses
+                | RefusalReason::PriorityShed
                 | RefusalReason::RateLimit
                 | RefusalReason::RateContended
                 | RefusalReason::RateNeverPasses

@@ -31,7 +31,10 @@ use crate::{
     connection::Connection,
     error::{BindError, BuildError},
     gauges::{CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Share, Snapshot},
-    handlers::{BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, RateHandler, TenantRateHandler},
+    handlers::{
+        BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, PriorityHandler, RateHandler,
+        TenantRateHandler,
+    },
     limits::Limits,
     live::LiveLimits,
     method::Methods,
@@ -358,6 +361,9 @@ impl ServerCore {
     /// The default pipeline: cheapest first, narrow to wide. Then the user's changes to it.
     pub(crate) fn build_pipeline(&self, pipeline: &mut Pipeline, connection: &ConnectionInfo, peer: &Peer) {
         pipeline.add_last("deadline", DeadlineHandler::new());
+        if let Some(gate) = self.limits.priority() {
+            pipeline.add_last("priority", PriorityHandler::new(Arc::clone(gate)));
+        }
         let rate = *self.connection_rate();
         if let Some(rate) = rate {
             let limit = Arc::new(RateLimit::new(CONNECTION_RATE, rate).expect("checked when it was set"));

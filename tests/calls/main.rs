@@ -21,6 +21,7 @@ mod exits;
 mod limit_changes;
 mod limit_groups;
 mod limit_load;
+mod limit_priority;
 mod limit_queue;
 mod limit_refusals;
 mod limit_tenants;

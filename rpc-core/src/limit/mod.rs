@@ -8,6 +8,7 @@
 //! - [`ConcurrencyLimit`] bounds how many at once. It lends [`ConcurrencyPermit`]s, and dropping
 //!   one is the only way to give it back; [`Releases`] does that for many at once.
 //! - [`Turn`] is a call's place in a queue in front of it, if it has one.
+//! - [`PriorityGate`] turns lower classes away while higher ones find no room.
 //! - [`CallPermit`] is what one call carries: the permits of every limit it passed. A [`HoldSlot`]
 //!   keeps them taken for work that outlives the service's future.
 //!
@@ -21,6 +22,7 @@
 mod clock;
 mod concurrency;
 mod permit;
+mod priority;
 mod queue;
 mod rate;
 mod sync;
@@ -32,5 +34,6 @@ pub use concurrency::{
     Reservation,
 };
 pub use permit::{CallHold, CallPermit, HeldPermit, HoldSlot};
+pub use priority::{PriorityGate, PriorityRefusal};
 pub use rate::{Rate, RateError, RateLimit, RateRefusal, RateToken};
 pub use turn::{Admission, Turn, WaitRefusal};

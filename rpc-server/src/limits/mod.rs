@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use rpc_core::limit::ConcurrencyLimit;
+use rpc_core::limit::{ConcurrencyLimit, PriorityGate};
 
 pub use settings::{MethodLimits, WaitQueue};
 pub use tenants::{TenantLimits, Tenants, TenantsSnapshot};
@@ -48,6 +48,7 @@ pub(crate) struct Limits {
     max_per_connection: AtomicU64,
     body_budget_per_connection: AtomicU64,
     dry_run: AtomicBool,
+    priority: Option<Arc<PriorityGate>>,
 }
 
 /// What concerns the calls of one method.
@@ -95,6 +96,7 @@ impl Limits {
             max_per_connection: AtomicU64::new(config.max_concurrent_calls_per_connection),
             body_budget_per_connection: AtomicU64::new(config.body_budget_per_connection),
             dry_run: AtomicBool::new(false),
+            priority: config.shed_by_priority.then(Arc::default),
         };
         limits.check_weights()?;
         Ok(limits)
@@ -148,6 +150,11 @@ impl Limits {
     /// Whether calls of one method differ in what they take.
     pub(crate) fn counts_bytes(&self) -> bool {
         self.bytes.is_some()
+    }
+
+    /// What sheds calls by their classes, if they are to be shed.
+    pub(crate) fn priority(&self) -> Option<&Arc<PriorityGate>> {
+        self.priority.as_ref()
     }
 
     /// The tenants, if there are any.
