@@ -8,7 +8,7 @@ use rpc_core::{ConnectionInfo, limit::Rate};
 use crate::{
     config::Config,
     error::BuildError,
-    limits::{MethodLimits, Tenants, WaitQueue},
+    limits::{Adaptive, MethodLimits, Tenants, WaitQueue},
     method::{Methods, Service, ServiceMethods},
     pipeline::Pipeline,
     server::{Initializer, Server, ServerCore},
@@ -106,6 +106,30 @@ impl ServerBuilder {
     /// Limits for each tenant, on all of its connections. Default: there are no tenants.
     pub fn tenants(mut self, tenants: Tenants) -> Self {
         self.config.tenants = Some(tenants);
+        self
+    }
+
+    /// Finds the limit of calls in flight in the whole server from how long calls take. It is right where all
+    /// calls are alike; quick and slow methods want one each, see [`Self::adaptive_method_limit`].
+    /// Default: it is as it was set.
+    pub fn adaptive_limit(mut self, adaptive: Adaptive) -> Self {
+        self.config.adaptive = Some(adaptive);
+        self
+    }
+
+    /// Finds the limit of calls of one method, `package.Service/Method`, from how long they take. All floors
+    /// together must fit into [`Self::max_concurrent_calls`]. Default: it is as it was set.
+    pub fn adaptive_method_limit(mut self, method: impl Into<String>, adaptive: Adaptive) -> Self {
+        self.config.adaptive_methods.push((method.into(), adaptive));
+        self
+    }
+
+    /// Refuses a call at once that has less time left than calls of its method usually take, and if it would
+    /// have to wait for a permit, than it would wait besides: it could only be late. What is usual is
+    /// the median of late of those that succeeded. Without data, after a change of load at first, and for one
+    /// in sixteen of such calls, it lets them pass. Default: false.
+    pub fn refuse_late_calls(mut self, refuse: bool) -> Self {
+        self.config.refuse_late_calls = refuse;
         self
     }
 

@@ -33,6 +33,8 @@ pub struct Call<'a> {
 pub(crate) struct Opening {
     pub(crate) id: CallId,
     pub(crate) received: Reading,
+    /// When it had waited for what it had to.
+    pub(crate) let_in: Instant,
     pub(crate) age: Duration,
     pub(crate) deadline: Deadline,
     pub(crate) codec: CodecId,
@@ -221,9 +223,11 @@ pub(crate) mod testing {
 
     impl Default for CallParts {
         fn default() -> Self {
+            let now = Instant::now();
             let opening = Opening {
                 id: CallId::new(1, 0),
-                received: Reading { instant: Instant::now(), ticks: Ticks::new(1 << 61), micros: 0 },
+                let_in: now,
+                received: Reading { instant: now, ticks: Ticks::new(1 << 61), micros: 0 },
                 age: Duration::ZERO,
                 deadline: Deadline::NONE,
                 codec: CodecId::BINCODE,

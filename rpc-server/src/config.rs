@@ -8,7 +8,7 @@ use rpc_core::limit::Rate;
 use crate::{
     body::LeastRate,
     error::BuildError,
-    limits::{MethodLimits, Tenants, WaitQueue},
+    limits::{Adaptive, MethodLimits, Tenants, WaitQueue},
 };
 
 /// The settings of a server. [`crate::ServerBuilder`] sets them.
@@ -32,6 +32,11 @@ pub(crate) struct Config {
     pub(crate) wait_queue: Option<WaitQueue>,
     /// None: who is a tenant, only the user knows.
     pub(crate) tenants: Option<Tenants>,
+    /// None: a maximum that is found is right for one kind of calls, and says so only when it is too late.
+    pub(crate) adaptive: Option<Adaptive>,
+    pub(crate) adaptive_methods: Vec<(String, Adaptive)>,
+    /// Off: it costs a reading of the clock for each call.
+    pub(crate) refuse_late_calls: bool,
     /// Off: what a class is worth, only the user knows, and any client can claim one.
     pub(crate) shed_by_priority: bool,
     pub(crate) rate: Option<Rate>,
@@ -94,6 +99,9 @@ impl Default for Config {
             max_bytes_in_flight: None,
             wait_queue: None,
             tenants: None,
+            adaptive: None,
+            adaptive_methods: Vec::new(),
+            refuse_late_calls: false,
             shed_by_priority: false,
             rate: None,
             rate_per_connection: None,

@@ -29,6 +29,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
         let registered = server.methods.get(method);
         let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
+        let let_in = opening.let_in;
         let starting = Starting { opening, body, connection: info, parked: in_flight.next_key() };
         let make = match &registered.run {
             Run::Polled(make) => make,
@@ -40,7 +41,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     let handlers = self.pipeline.len();
                     return self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
                 };
-                in_flight.insert(Pending { id, method, received, deadline, place: Place::Task { abort, context } });
+                in_flight.insert(Pending {
+                    id,
+                    method,
+                    received,
+                    began: let_in,
+                    deadline,
+                    place: Place::Task { abort, context },
+                });
                 return;
             }
         };
@@ -55,7 +63,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 Ok(task) => {
                     let abort = tasks.spawn(task.future);
                     let place = Place::Task { abort, context: task.context };
-                    in_flight.insert(Pending { id, method, received, deadline, place });
+                    in_flight.insert(Pending { id, method, received, began: let_in, deadline, place });
                 }
                 Err(Ended { outcome, permit, panicked }) => {
                     self.service_ended(id, method, outcome, permit, panicked);
@@ -66,10 +74,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let (began, len_before) = (self.batch.poll_begins(), writer.out.len());
         match place.start(starting, &mut Outbox { out: &mut writer.out, bounds: *bounds }) {
             Started::Ended(Ended { outcome, permit, panicked }) => {
+                self.learn(method, let_in, outcome.is_ok());
                 self.service_ended(id, method, outcome, permit, panicked);
             }
             Started::Parked(slot) => {
-                in_flight.insert(Pending { id, method, received, deadline, place: Place::Slot(slot) });
+                in_flight.insert(Pending { id, method, received, began: let_in, deadline, place: Place::Slot(slot) });
             }
         }
         if let Some(began) = began
@@ -106,6 +115,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         match polled {
             Poll::Ready(Ended { outcome, permit, panicked }) => {
                 if let Some(pending) = self.in_flight.remove(key) {
+                    self.learn(method, pending.began, outcome.is_ok());
                     self.service_ended(pending.id, method, outcome, permit, panicked);
                 }
             }
@@ -135,6 +145,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return;
         }
         if let Some(pending) = self.in_flight.remove(end.parked) {
+            self.learn(pending.method, pending.began, end.body.is_ok());
             if let Ok(body) = &end.body {
                 self.server.methods.get(pending.method).info.note_reply(body.len());
             }

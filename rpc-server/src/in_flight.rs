@@ -53,6 +53,8 @@ pub(crate) struct Pending {
     pub(crate) id: CallId,
     pub(crate) method: u32,
     pub(crate) received: Instant,
+    /// When its service was called, if it was.
+    pub(crate) began: Instant,
     pub(crate) deadline: Deadline,
     pub(crate) place: Place,
 }
@@ -313,7 +315,7 @@ mod tests {
         let now = Instant::now();
         let mut insert = |sequence, deadline| {
             let (id, place) = (CallId::new(sequence, 0), Place::Slot(0));
-            calls.insert(Pending { id, method: 0, received: now, deadline, place })
+            calls.insert(Pending { id, method: 0, received: now, began: now, deadline, place })
         };
         let second = Duration::from_secs(1);
         let late = insert(1, Deadline::after(now, second * 3));

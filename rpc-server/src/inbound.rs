@@ -125,6 +125,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let mut opening = Opening {
             id,
             received: now,
+            let_in: now.instant,
             age,
             deadline: Deadline::from_wire(request.head.timeout_us, age, now.instant),
             codec: request.head.codec,
@@ -257,7 +258,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let upload = body.keep(opening.body_len, opening.received.instant);
         let receiving = Receiving { opening: opening.take(), upload };
         let place = Place::Receiving(Box::new(receiving));
-        self.in_flight.insert(Pending { id, method, received, deadline, place });
+        self.in_flight.insert(Pending { id, method, received, began: received, deadline, place });
     }
 
     /// Whether writing gave permits back. Finished calls whose responses wait in the buffer are not
@@ -287,7 +288,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let upload = body.keep(opening.body_len, opening.received.instant);
         let waiting = Waiting { opening: opening.take(), upload, at, future, waker, patience };
         let place = Place::Waiting(Box::new(waiting));
-        self.in_flight.insert(Pending { id, method, received, deadline, place });
+        self.in_flight.insert(Pending { id, method, received, began: received, deadline, place });
         // Nothing else polls it for the first time.
         self.ready.push(Key::Waiting(key));
     }
@@ -312,9 +313,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         };
         let Waiting { mut opening, upload, at, .. } = *waiting;
         let mut body = Body::Kept(upload);
+        opening.let_in = clock::now();
         match decision {
             // Its deadline is looked at again: it may have passed in this very turn.
-            Decision::Pass | Decision::Carry(_) if opening.deadline.is_expired(clock::now()) => {
+            Decision::Pass | Decision::Carry(_) if opening.deadline.is_expired(opening.let_in) => {
                 drop(decision);
                 self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
                 Ok(())
@@ -366,6 +368,7 @@ fn is_of_a_limit(refusal: &Refusal) -> bool {
         || matches!(
             refusal.reason(),
             RefusalReason::ConcurrencyNeverPasses
+                | RefusalReason::DeadlineTooShort
                 | RefusalReason::PriorityShed
                 | RefusalReason::RateLimit
                 | RefusalReason::RateContended

@@ -30,6 +30,7 @@ use crate::{
     config::Config,
     connection::Connection,
     error::{BindError, BuildError},
+    feedback::{Feedback, SharedFeedback},
     gauges::{CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Share, Snapshot},
     handlers::{
         BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, PriorityHandler, RateHandler,
@@ -291,6 +292,7 @@ pub(crate) struct ServerCore {
     pub(crate) config: Config,
     pub(crate) methods: Methods,
     pub(crate) limits: Arc<Limits>,
+    pub(crate) feedback: SharedFeedback,
     pub(crate) gauges: Gauges,
     global_rate: Option<Arc<RateLimit>>,
     /// Of connections to come.
@@ -326,6 +328,7 @@ impl ServerCore {
         rate(CONNECTION_RATE, config.rate_per_connection)?;
         rate("control frames", config.control_frame_rate)?;
         let limits = Arc::new(Limits::new(&config, &mut methods)?);
+        let feedback = Feedback::new(&config, &limits, &methods)?.map(Arc::new);
         let connections = concurrency(CONNECTIONS, Some(config.max_connections))?;
         let bodies = concurrency(GLOBAL_BODIES, Some(config.body_budget))?;
         Ok(Self {
@@ -333,6 +336,7 @@ impl ServerCore {
             global_rate: rate(GLOBAL_RATE, config.rate)?.map(Arc::new),
             gauges: Gauges::new(Arc::clone(&limits), connections, bodies),
             limits,
+            feedback,
             methods,
             initializer,
             phase: AtomicU8::new(Phase::Serving as u8),
@@ -360,7 +364,7 @@ impl ServerCore {
 
     /// The default pipeline: cheapest first, narrow to wide. Then the user's changes to it.
     pub(crate) fn build_pipeline(&self, pipeline: &mut Pipeline, connection: &ConnectionInfo, peer: &Peer) {
-        pipeline.add_last("deadline", DeadlineHandler::new());
+        pipeline.add_last("deadline", DeadlineHandler::with(self.feedback.clone()));
         if let Some(gate) = self.limits.priority() {
             pipeline.add_last("priority", PriorityHandler::new(Arc::clone(gate)));
         }
@@ -394,7 +398,7 @@ impl ServerCore {
             let line = connection.id.as_u64();
             let of_connection = limits.of_connection();
             self.has_limit(peer, &of_connection);
-            let handler = GroupHandler::new(Arc::clone(limits), of_connection, line, waiting);
+            let handler = GroupHandler::new(Arc::clone(limits), of_connection, line, waiting, self.feedback.clone());
             pipeline.add_last("concurrency", handler);
             return;
         }

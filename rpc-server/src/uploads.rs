@@ -76,6 +76,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return;
         };
         let Receiving { mut opening, upload } = *receiving;
+        opening.let_in = now.instant;
         if opening.deadline.is_expired(now.instant) {
             let handlers = self.pipeline.len();
             self.refuse(opening.id, Some(method), handlers, &Refusal::new(RefusalReason::DeadlineExpired));

@@ -20,6 +20,7 @@ mod ends;
 mod exits;
 mod limit_changes;
 mod limit_groups;
+mod limit_late;
 mod limit_load;
 mod limit_priority;
 mod limit_queue;

@@ -12,9 +12,13 @@ use rpc_core::{
     limit::{Admission, ConcurrencyLimit, ConcurrencyRefusal, Turn, WaitRefusal},
 };
 
-use super::rate::jitter;
+use super::{
+    deadline::{micros, too_short},
+    rate::jitter,
+};
 use crate::{
     Call,
+    feedback::{SharedFeedback, Wait},
     gauges::{BYTES, Share, TENANT},
     limits::{Limits, Tenant, TenantOf},
     pipeline::{Decision, Handler, Interest},
@@ -30,6 +34,7 @@ pub(crate) struct GroupHandler {
     line: u64,
     waiting: Share,
     tenant: Option<TenantOf>,
+    feedback: SharedFeedback,
     /// Whose calls the groups are of.
     of_tenant: Option<Arc<Tenant>>,
     /// By the methods' index: what calls of late took.
@@ -52,9 +57,15 @@ struct Group {
 }
 
 impl GroupHandler {
-    pub(crate) fn new(limits: Arc<Limits>, connection: Arc<ConcurrencyLimit>, line: u64, waiting: Share) -> Self {
+    pub(crate) fn new(
+        limits: Arc<Limits>,
+        connection: Arc<ConcurrencyLimit>,
+        line: u64,
+        waiting: Share,
+        feedback: SharedFeedback,
+    ) -> Self {
         let tenant = limits.tenants().map(TenantOf::new);
-        Self { limits, connection, line, waiting, tenant, of_tenant: None, groups: Vec::new() }
+        Self { limits, connection, line, waiting, tenant, feedback, of_tenant: None, groups: Vec::new() }
     }
 
     /// All limits that concern a call, and whose call it is.
@@ -88,9 +99,16 @@ impl GroupHandler {
     fn wait(&mut self, call: &Call<'_>, turn: Turn, max_wait: Duration) -> Decision {
         let tenant = self.tenant.as_mut().map(|tenant| Arc::clone(tenant.call(call)));
         let limit = turn.at().expect("it waits");
-        let max_wait_us = u64::try_from(max_wait.as_micros()).unwrap_or(u64::MAX);
+        if let Some(feedback) = &self.feedback {
+            let wait = Wait { ahead: limit.waiting().saturating_sub(1), at_once: limit.max().unwrap_or(0) };
+            // Of what is left it has waited nothing yet, whatever it was asked before.
+            let left = call.deadline().remaining(call.received());
+            if let Some(takes) = feedback.would_be_late(call.method().index(), left, wait) {
+                return Decision::Refuse(too_short(takes, left.unwrap_or_default()));
+            }
+        }
         let otherwise = Refusal::new(RefusalReason::QueueTimeout)
-            .with_limit(limit.name(), max_wait_us, limit.waiting())
+            .with_limit(limit.name(), micros(max_wait), limit.waiting())
             .with_retry_delay(with_jitter(self.limits.retry_delay()));
         let otherwise = name_tenant(otherwise, tenant.as_deref());
         let mut waiting = self.waiting.another();

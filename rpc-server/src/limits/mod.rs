@@ -15,7 +15,7 @@ use std::{
 
 use rpc_core::limit::{ConcurrencyLimit, PriorityGate};
 
-pub use settings::{MethodLimits, WaitQueue};
+pub use settings::{Adaptive, MethodLimits, WaitQueue};
 pub use tenants::{TenantLimits, Tenants, TenantsSnapshot};
 
 pub(crate) use self::{
@@ -99,6 +99,7 @@ impl Limits {
             priority: config.shed_by_priority.then(Arc::default),
         };
         limits.check_weights()?;
+        check_floors(config)?;
         Ok(limits)
     }
 
@@ -160,6 +161,11 @@ impl Limits {
     /// The tenants, if there are any.
     pub(crate) fn tenants(&self) -> Option<&Arc<TenantTable>> {
         self.tenants.as_ref()
+    }
+
+    /// A method's own limit.
+    pub(crate) fn of_method(&self, index: usize) -> Option<&Arc<ConcurrencyLimit>> {
+        self.methods[index].own.as_ref()
     }
 
     /// How long a call may wait, if it may.
@@ -254,6 +260,18 @@ fn make(name: &'static str, max: Option<u64>, queue: Option<WaitQueue>) -> Resul
     .map_err(|source| BuildError::Concurrency { limit: name, source })
 }
 
+/// What methods are to have at least must fit into what there is at most.
+fn check_floors(config: &Config) -> Result<(), BuildError> {
+    let value = config.adaptive_methods.iter().map(|(_, adaptive)| adaptive.floor).fold(0, u64::saturating_add);
+    match config.max_concurrent_calls {
+        Some(max) if value > max => {
+            let setting = "the floors of adaptive limits together";
+            Err(BuildError::Relation { setting, value, other: "max_concurrent_calls", other_value: max })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Puts together what attributes and configuration say of each method.
 fn of_methods(
     config: &Config,
@@ -289,8 +307,10 @@ fn of_methods(
         }
         method.set_weight(weight);
         let pool = limits.pool.map(|name| pools.get(&*name).cloned().ok_or_else(|| unknown("pool", &name)));
+        let is_adaptive = config.adaptive_methods.iter().any(|(name, _)| *name == path);
+        let max = limits.max_concurrent_calls;
         all.push(OfMethod {
-            own: limits.max_concurrent_calls.map(|max| make(intern(&path), Some(max))).transpose()?,
+            own: (is_adaptive || max.is_some()).then(|| make(intern(&path), max)).transpose()?,
             pool: pool.transpose()?,
             weight: weight.into(),
             blocking: method.info.is_blocking(),

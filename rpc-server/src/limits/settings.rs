@@ -1,6 +1,10 @@
 //! What users set of limits: of a method, of a queue.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
+
+use rpc_core::limit::{AdaptiveLimit, Aimd, ConcurrencyLimit, Gradient2, LimitAlgorithm};
+
+use crate::error::BuildError;
 
 /// The limits of one method, or the default for each method of a service.
 ///
@@ -56,6 +60,85 @@ impl MethodLimits {
             weight: self.weight.or(other.weight),
             pool: self.pool.clone().or_else(|| other.pool.clone()),
         }
+    }
+}
+
+/// A maximum of calls in flight that is found from how long calls take, instead of being set.
+///
+/// It is fed by calls that were admitted and have succeeded, and costs a reading of the clock for each. What
+/// is set by hand while the server runs is overwritten with the next change.
+///
+/// ```
+/// use rpc_server::Adaptive;
+///
+/// let adaptive = Adaptive::gradient2().start(32).floor(8).ceiling(256);
+/// ```
+#[derive(Clone)]
+pub struct Adaptive {
+    make: Arc<MakeAlgorithm>,
+    start: u64,
+    pub(crate) floor: u64,
+    ceiling: u64,
+}
+
+type MakeAlgorithm = dyn Fn() -> Box<dyn LimitAlgorithm> + Send + Sync;
+
+impl Adaptive {
+    /// By an algorithm of one's own.
+    pub fn new<A: LimitAlgorithm + 'static>(make: impl Fn() -> A + Send + Sync + 'static) -> Self {
+        Self { make: Arc::new(move || Box::new(make())), start: 20, floor: 4, ceiling: 1_000 }
+    }
+
+    /// By comparing how long calls take with how long they usually take; see [`Gradient2`].
+    pub fn gradient2() -> Self {
+        Self::new(Gradient2::new)
+    }
+
+    /// By additive increase and multiplicative decrease, where a call that takes longer than `too_long` shows
+    /// that there are too many; see [`Aimd`].
+    pub fn aimd(too_long: Duration) -> Self {
+        Self::new(move || Aimd::new(too_long))
+    }
+
+    /// The maximum at first. Default: 20.
+    #[must_use]
+    pub fn start(mut self, start: u64) -> Self {
+        self.start = start;
+        self
+    }
+
+    /// The least maximum. With none, a service that fails slowly would be left with no calls at all.
+    /// Default: 4.
+    #[must_use]
+    pub fn floor(mut self, floor: u64) -> Self {
+        self.floor = floor;
+        self
+    }
+
+    /// The greatest maximum. For the whole server, also `max_concurrent_calls` if that is less.
+    /// Default: 1,000.
+    #[must_use]
+    pub fn ceiling(mut self, ceiling: u64) -> Self {
+        self.ceiling = ceiling;
+        self
+    }
+
+    /// Lets it set the maximum of a limit.
+    pub(crate) fn on(&self, limit: &Arc<ConcurrencyLimit>, max: Option<u64>) -> Result<AdaptiveLimit, BuildError> {
+        let ceiling = max.unwrap_or(self.ceiling).min(self.ceiling);
+        AdaptiveLimit::new(Arc::clone(limit), (self.make)(), self.start, self.floor, ceiling)
+            .map_err(|source| BuildError::Concurrency { limit: limit.name(), source })
+    }
+}
+
+impl fmt::Debug for Adaptive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { start, floor, ceiling, .. } = self;
+        f.debug_struct("Adaptive")
+            .field("start", start)
+            .field("floor", floor)
+            .field("ceiling", ceiling)
+            .finish_non_exhaustive()
     }
 }
 
