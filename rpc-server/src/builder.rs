@@ -20,7 +20,7 @@ use crate::{
 #[must_use = "a builder does nothing until it is built"]
 #[derive(Default)]
 pub struct ServerBuilder {
-    config: Config,
+    pub(crate) config: Config,
     methods: Methods,
     initializer: Option<Initializer>,
 }
@@ -140,6 +140,12 @@ impl ServerBuilder {
     pub fn shed_by_priority(mut self, shed: bool) -> Self {
         self.config.shed_by_priority = shed;
         self
+    }
+
+    /// Sets the limits that a file has, over what was set before.
+    #[cfg(feature = "config")]
+    pub fn limits(self, file: crate::LimitsFile) -> Self {
+        file.apply(self)
     }
 
     /// Calls per second in the whole server. Default: no limit.

@@ -63,6 +63,8 @@ pub use call::Call;
 pub use error::{BindError, BuildError};
 pub use gauges::Snapshot;
 pub use limits::{Adaptive, MethodLimits, TenantLimits, Tenants, TenantsSnapshot, WaitQueue};
+#[cfg(feature = "config")]
+pub use limits::{LimitsFile, LimitsFileError};
 pub use live::{ChangeError, LimitInfo, LiveLimits};
 pub use method::{MethodInfo, MethodOptions, Service, ServiceMethods};
 pub use peer::{Holder, HolderState};

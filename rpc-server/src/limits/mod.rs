@@ -1,5 +1,7 @@
 //! The limits of calls in flight that the connections of a server share, and how they go together.
 
+#[cfg(feature = "config")]
+mod file;
 mod names;
 mod settings;
 mod tenants;
@@ -15,6 +17,8 @@ use std::{
 
 use rpc_core::limit::{ConcurrencyLimit, PriorityGate};
 
+#[cfg(feature = "config")]
+pub use file::{LimitsFile, LimitsFileError};
 pub use settings::{Adaptive, MethodLimits, WaitQueue};
 pub use tenants::{TenantLimits, Tenants, TenantsSnapshot};
 
