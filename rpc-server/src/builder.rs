@@ -133,6 +133,15 @@ impl ServerBuilder {
         self
     }
 
+    /// Measures how long calls take that succeed, and how long they wait for a permit, for the histograms of
+    /// [`crate::ServerHandle::record_metrics`]. The recorder of `metrics` must be installed before the server
+    /// is built. Default: false.
+    #[cfg(feature = "metrics")]
+    pub fn measure_calls(mut self, measure: bool) -> Self {
+        self.config.measure_calls = measure;
+        self
+    }
+
     /// Turns away calls of lower classes while a limit of calls in flight refuses those of higher ones: first
     /// background (3), then low (2), then normal (0), and never critical calls (1); see
     /// [`rpc_core::limit::PriorityGate`]. Clients set the class of a call, so trust them, or correct it in front.

@@ -37,6 +37,9 @@ pub(crate) struct Config {
     pub(crate) adaptive_methods: Vec<(String, Adaptive)>,
     /// Off: it costs a reading of the clock for each call.
     pub(crate) refuse_late_calls: bool,
+    /// Off: it costs a reading of the clock for each call.
+    #[cfg(feature = "metrics")]
+    pub(crate) measure_calls: bool,
     /// Off: what a class is worth, only the user knows, and any client can claim one.
     pub(crate) shed_by_priority: bool,
     pub(crate) rate: Option<Rate>,
@@ -102,6 +105,8 @@ impl Default for Config {
             adaptive: None,
             adaptive_methods: Vec::new(),
             refuse_late_calls: false,
+            #[cfg(feature = "metrics")]
+            measure_calls: false,
             shed_by_priority: false,
             rate: None,
             rate_per_connection: None,

@@ -24,11 +24,17 @@ pub(crate) struct Feedback {
     refuses_late: bool,
 }
 
+#[cfg(not(feature = "metrics"))]
+type Histograms = std::convert::Infallible;
+#[cfg(feature = "metrics")]
+type Histograms = crate::metrics::MethodHistograms;
+
 #[derive(Debug, Default)]
 struct OfMethod {
     usual: RunningMedian,
     late: AtomicU64,
     adaptive: Option<AdaptiveLimit>,
+    histograms: Option<Histograms>,
 }
 
 impl Feedback {
@@ -46,16 +52,39 @@ impl Feedback {
             let limit = limits.of_method(index).expect("a method with an adaptive limit has one");
             of_methods[index].adaptive = Some(adaptive.on(limit, None)?);
         }
+        #[cfg(feature = "metrics")]
+        if config.measure_calls {
+            for (of, method) in of_methods.iter_mut().zip(methods.iter()) {
+                of.histograms = Some(Histograms::new(method.info.path()));
+            }
+        }
         let max = config.max_concurrent_calls;
         let global = config.adaptive.as_ref().map(|adaptive| adaptive.on(&limits.global, max)).transpose()?;
-        let is_wanted = config.refuse_late_calls || global.is_some() || !config.adaptive_methods.is_empty();
+        let is_wanted = config.refuse_late_calls
+            || global.is_some()
+            || !config.adaptive_methods.is_empty()
+            || of_methods.iter().any(|of| of.histograms.is_some());
         Ok(is_wanted.then_some(Self { methods: of_methods, global, refuses_late: config.refuse_late_calls }))
     }
 
     fn succeeded(&self, method: u32, took: Duration) {
         let of = &self.methods[method as usize];
         of.usual.add(took);
+        #[cfg(feature = "metrics")]
+        if let Some(histograms) = &of.histograms {
+            histograms.service.record(took);
+        }
         self.global.iter().chain(&of.adaptive).for_each(|limit| limit.succeeded(took));
+    }
+
+    /// Takes note of how long a call has waited for its permit.
+    pub(crate) fn waited(&self, method: u32, waited: Duration) {
+        #[cfg(feature = "metrics")]
+        if let Some(histograms) = &self.methods[method as usize].histograms {
+            histograms.wait.record(waited);
+        }
+        #[cfg(not(feature = "metrics"))]
+        let _ = (method, waited);
     }
 
     /// How long calls of a method usually take, as far as known.

@@ -236,12 +236,11 @@ impl RefusedCounts {
         }
     }
 
-    pub(crate) fn count(&self, refusal: &Refusal) {
+    /// Counts a refusal, and says which of its kind it is.
+    pub(crate) fn count(&self, refusal: &Refusal) -> u64 {
         let limit = self.by_limit.iter().find(|(name, _)| *name == refusal.limit()).map(|(_, count)| count);
         let reason = || self.by_reason.iter().find(|(reason, _)| *reason == refusal.reason()).map(|(_, count)| count);
-        if let Some(count) = limit.or_else(reason) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
+        limit.or_else(reason).map_or(0, |count| count.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     fn snapshot(&self) -> BTreeMap<&'static str, u64> {

@@ -323,6 +323,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             }
             Decision::Pass => self.admit(&mut opening, method, &mut body, at + 1, cx),
             Decision::Carry(permit) => {
+                if let Some(feedback) = &self.server.feedback {
+                    feedback.waited(method, opening.let_in.saturating_duration_since(opening.received.instant));
+                }
                 opening.permit.push(permit);
                 self.admit(&mut opening, method, &mut body, at + 1, cx)
             }

@@ -40,6 +40,8 @@ mod life;
 mod limits;
 mod live;
 mod method;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod outbound;
 mod panics;
 mod peer;

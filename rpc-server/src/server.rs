@@ -201,6 +201,12 @@ impl ServerHandle {
         self.core.gauges.snapshot()
     }
 
+    /// Waits for `event`, and says whether the server was not shut down before.
+    #[cfg(feature = "metrics")]
+    pub(crate) async fn is_serving_after<T>(&self, event: impl Future<Output = T>) -> bool {
+        self.core.leaving.run_until_cancelled(event).await.is_some()
+    }
+
     /// The limits of the server, to be read, changed and tried out while calls run.
     pub fn limits(&self) -> LiveLimits {
         LiveLimits::new(&self.core)

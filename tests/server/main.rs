@@ -17,5 +17,6 @@ mod hesitation;
 mod io_faults;
 mod keepalive;
 mod limits_live;
+mod metrics;
 mod protocol;
 mod timeouts;
