@@ -77,3 +77,7 @@ pub mod testing;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/limits.md")]
+mod limits_page {}

@@ -19,6 +19,7 @@ mod demotion;
 mod ends;
 mod exits;
 mod limit_changes;
+mod limit_equivalents;
 mod limit_groups;
 mod limit_late;
 mod limit_load;
