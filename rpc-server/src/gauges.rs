@@ -54,6 +54,8 @@ pub struct Snapshot {
     pub inbound_bytes: u64,
     /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
     pub refused: BTreeMap<&'static str, u64>,
+    /// The same calls by the reason, such as those that found a queue full.
+    pub refused_by_reason: BTreeMap<&'static str, u64>,
     /// Calls that would have been turned away and were let pass, counted in the same way; see
     /// [`crate::LiveLimits::set_dry_run`].
     pub would_refuse: BTreeMap<&'static str, u64>,
@@ -145,6 +147,7 @@ impl Gauges {
             body_bytes: self.bodies.snapshot().held,
             inbound_bytes: self.inbound_bytes.load(Ordering::Relaxed),
             refused: self.refused.snapshot(),
+            refused_by_reason: self.refused.reasons(),
             would_refuse: self.would_refuse.snapshot(),
             panics: self.panics.load(Ordering::Relaxed),
             methods_demoted: self.methods_demoted.load(Ordering::Relaxed),
@@ -190,11 +193,12 @@ impl Drop for Share {
     }
 }
 
-/// How many calls were turned away, by limit or reason.
+/// How many calls were turned away, by limit and reason.
 #[derive(Debug)]
 pub(crate) struct RefusedCounts {
-    by_limit: Vec<(&'static str, AtomicU64)>,
-    by_reason: Vec<(RefusalReason, AtomicU64)>,
+    limits: Vec<&'static str>,
+    /// A row for each limit, and one for what no limit of these refused; in it one for each reason.
+    counts: Vec<AtomicU64>,
 }
 
 /// The names of the limits that a server has by default.
@@ -229,27 +233,45 @@ pub(crate) const RESERVED_NAMES: [&str; 12] = [
 impl RefusedCounts {
     /// Counts of the limits that a server always has, and of those named.
     fn new(named: impl Iterator<Item = &'static str>) -> Self {
-        let names = RESERVED_NAMES.into_iter().chain(named.filter(|name| !RESERVED_NAMES.contains(name)));
-        Self {
-            by_limit: names.map(|name| (name, AtomicU64::new(0))).collect(),
-            by_reason: RefusalReason::ALL.iter().map(|&reason| (reason, AtomicU64::new(0))).collect(),
-        }
+        let named = named.filter(|name| !RESERVED_NAMES.contains(name));
+        let limits: Vec<_> = RESERVED_NAMES.into_iter().chain(named).collect();
+        let counts = (0..(limits.len() + 1) * REASONS).map(|_| AtomicU64::new(0)).collect();
+        Self { limits, counts }
     }
 
     /// Counts a refusal, and says which of its kind it is.
     pub(crate) fn count(&self, refusal: &Refusal) -> u64 {
-        let limit = self.by_limit.iter().find(|(name, _)| *name == refusal.limit()).map(|(_, count)| count);
-        let reason = || self.by_reason.iter().find(|(reason, _)| *reason == refusal.reason()).map(|(_, count)| count);
-        limit.or_else(reason).map_or(0, |count| count.fetch_add(1, Ordering::Relaxed) + 1)
+        let limit = self.limits.iter().position(|name| *name == refusal.limit()).unwrap_or(self.limits.len());
+        self.counts[limit * REASONS + refusal.reason() as usize].fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// By the limit, or by the reason where none of ours refused.
     fn snapshot(&self) -> BTreeMap<&'static str, u64> {
-        let by_limit = self.by_limit.iter().map(|(name, count)| (*name, count));
-        let by_reason = self.by_reason.iter().map(|(reason, count)| (reason.name(), count));
-        let counts = by_limit.chain(by_reason).map(|(name, count)| (name, count.load(Ordering::Relaxed)));
-        counts.filter(|&(_, count)| count > 0).collect()
+        let mut refused = BTreeMap::new();
+        for (limit, reason, count) in self.cells() {
+            *refused.entry(limit.unwrap_or(reason)).or_default() += count;
+        }
+        refused
+    }
+
+    /// By the reason alone.
+    fn reasons(&self) -> BTreeMap<&'static str, u64> {
+        let mut refused = BTreeMap::new();
+        for (_, reason, count) in self.cells() {
+            *refused.entry(reason).or_default() += count;
+        }
+        refused
+    }
+
+    fn cells(&self) -> impl Iterator<Item = (Option<&'static str>, &'static str, u64)> {
+        let limits = self.limits.iter().map(|limit| Some(*limit)).chain([None]);
+        let names = limits.flat_map(|limit| RefusalReason::ALL.iter().map(move |reason| (limit, reason.name())));
+        let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
+        names.zip(counts).map(|((limit, reason), count)| (limit, reason, count)).filter(|(.., count)| *count > 0)
     }
 }
+
+const REASONS: usize = RefusalReason::ALL.len();
 
 #[cfg(test)]
 mod tests {
@@ -279,5 +301,8 @@ mod tests {
         let snapshot = counts.snapshot();
         let expected = [("CONCURRENCY_LIMIT", 1), ("UNKNOWN_METHOD", 1), ("global rate", 1), ("writes", 1)];
         assert_eq!(snapshot.into_iter().collect::<Vec<_>>(), expected);
+        let expected = [("CONCURRENCY_LIMIT", 1), ("QUEUE_FULL", 1), ("RATE_LIMIT", 1), ("UNKNOWN_METHOD", 1)];
+        assert_eq!(counts.reasons().into_iter().collect::<Vec<_>>(), expected);
+        assert!(RefusalReason::ALL.iter().enumerate().all(|(at, reason)| *reason as usize == at));
     }
 }

@@ -15,6 +15,7 @@ use crate::{Snapshot, live::LimitInfo, server::ServerHandle};
 /// | `sluicegate_acquired_total` | counter | `limit` | permits ever given out |
 /// | `sluicegate_released_total` | counter | `limit` | permits ever given back |
 /// | `sluicegate_refused_total` | counter | `by` | calls turned away, by the limit, or by the reason without one |
+/// | `sluicegate_refusals_total` | counter | `reason` | the same calls by the reason: QUEUE_FULL and QUEUE_TIMEOUT are those of queues |
 /// | `sluicegate_would_refuse_total` | counter | `by` | the same in a dry run, where they passed |
 /// | `sluicegate_calls_parked` | gauge | | calls that wait in the pipeline or for their service |
 /// | `sluicegate_classes_shed` | gauge | | how many classes of calls are turned away |
@@ -68,6 +69,9 @@ fn record_limit(limit: &LimitInfo) {
 fn record_snapshot(snapshot: &Snapshot) {
     for (by, count) in &snapshot.refused {
         counter!("sluicegate_refused_total", "by" => *by).absolute(*count);
+    }
+    for (reason, count) in &snapshot.refused_by_reason {
+        counter!("sluicegate_refusals_total", "reason" => *reason).absolute(*count);
     }
     for (by, count) in &snapshot.would_refuse {
         counter!("sluicegate_would_refuse_total", "by" => *by).absolute(*count);

@@ -269,3 +269,104 @@ async fn a_drain_lets_waiting_calls_have_their_turn() {
     drop(peer);
     harness.assert_idle().await;
 }
+
+/// A service that calls itself through the same limits: both would wait for ever.
+#[tokio::test(start_paused = true)]
+async fn a_nested_call_through_the_limit_that_its_outer_call_fills_ends_with_its_wait() {
+    let harness = one_at_a_time(8);
+    harness.probe.set_inner_client(harness.client());
+    let client = harness.client();
+    let began = Instant::now();
+    let error = client.call::<_, crate::support::probe::Seen>(method::NESTED, ()).await.unwrap_err();
+    assert!(error.to_string().contains("too long"), "{error}");
+    assert_eq!((began.elapsed().as_millis(), harness.refused("global")), (100, 1));
+    assert_eq!(error.executed(), Executed::Finished);
+    let snapshot = harness.snapshot();
+    assert_eq!((snapshot.calls_waiting, snapshot.refused_by_reason["QUEUE_TIMEOUT"]), (0, 1));
+    drop(client);
+}
+
+#[sluicegate::service(package = "test")]
+trait Mill {
+    #[rpc(blocking)]
+    fn grind(&self, n: u64) -> u64;
+}
+
+struct Stone(std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
+
+impl Mill for Stone {
+    fn grind(&self, n: u64) -> u64 {
+        // Ends with the sender, too.
+        let _ = self.0.lock().unwrap().recv();
+        n
+    }
+}
+
+#[tokio::test]
+async fn a_blocking_call_waits_for_a_thread_and_holds_nothing_meanwhile() {
+    let (go, stone) = std::sync::mpsc::channel();
+    let harness = Harness::with(|builder| {
+        let stone = MillServer::new(Stone(std::sync::Mutex::new(stone)));
+        builder.service(stone).max_blocking_calls(1).wait_queue(WaitQueue::of(3).max_wait(20_000 * MS))
+    });
+    let mill: MillClient = harness.client().service();
+    let calls: Vec<_> = (0..3).map(|n| tokio::spawn(mill.grind(n).into_future())).collect();
+    while harness.snapshot().calls_waiting < 2 {
+        tokio::task::yield_now().await;
+    }
+    let snapshot = harness.snapshot();
+    assert_eq!((snapshot.blocking.held, snapshot.calls.held), (1, 1));
+    for _ in 0..3 {
+        go.send(()).unwrap();
+    }
+    for (n, call) in (0..).zip(calls) {
+        assert_eq!(call.await.unwrap().unwrap(), n);
+    }
+    assert_eq!(harness.snapshot().blocking.high_water, 1);
+    drop(mill);
+    crate::support::assert_idle_soon(&harness.handle).await;
+}
+
+/// Everybody at once, from several threads: nothing is lost, nobody waits for ever, and never more run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_from_several_threads_every_call_that_waits_gets_its_turn() {
+    let harness = Harness::with(|builder| {
+        let builder = builder.max_concurrent_calls(3).wait_queue(WaitQueue::of(400).max_wait(20_000 * MS));
+        builder.pool("some", 2).method_limits(path("nonce"), MethodLimits::new().pool("some"))
+    });
+    let sockets = harness.sockets().await;
+    let clients: Vec<_> = (0..8).map(|_| sockets.client()).collect();
+    let calls: Vec<_> = (0..400_u64)
+        .map(|n| {
+            let client = clients[n as usize % 8].clone();
+            let method = if n % 2 == 0 { method::NONCE } else { method::NONCE_SPAWNED };
+            let gives_up = n % 10 == 0;
+            tokio::spawn(async move {
+                let mut served = 0;
+                for round in 0..10_u64 {
+                    let call = client.call::<_, u64>(method, (n, 2_u32));
+                    if gives_up && round % 2 == 0 {
+                        let _ = tokio::time::timeout(Duration::from_micros(50 * round), call).await;
+                        continue;
+                    }
+                    assert_eq!(call.await.unwrap(), n);
+                    served += 1;
+                }
+                served
+            })
+        })
+        .collect();
+    let mut served = 0;
+    for call in calls {
+        served += crate::support::within(call).await.unwrap();
+    }
+    assert_eq!(served, 400 * 10 - 40 * 5);
+    let snapshot = harness.snapshot();
+    assert!(
+        harness.probe.high_water() <= 3 && snapshot.calls.high_water <= 3 && snapshot.limits["some"].high_water <= 2
+    );
+    assert!(snapshot.refused.is_empty(), "{:?}", snapshot.refused);
+    drop(clients);
+    sockets.shut_down().await;
+    crate::support::assert_idle_soon(&harness.handle).await;
+}

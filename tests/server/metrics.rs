@@ -98,6 +98,7 @@ async fn figures_of_limits_queues_refusals_and_times_are_handed_over_under_bound
     let gauges = ["in_flight{limit=global}", "max{limit=global}", "waiting{limit=global}", "calls_parked{}"];
     assert_eq!(gauges.map(|name| kept.get(name)), [1, 1, 1, 2]);
     assert_eq!(kept.get("refused_total{by=global}"), 1);
+    assert_eq!(kept.get("refusals_total{reason=QUEUE_FULL}"), 1);
     harness.probe.open_gate();
     (peer.answer(1).await, peer.answer(2).await);
     harness.until_flushed(0).await;
