@@ -53,7 +53,8 @@
 //!
 //! # Features
 //!
-//! `server`, `client` and `macros` are on by default. `json` adds JSON to the codecs, `testing` the module
+//! `server`, `client` and `macros` are on by default. `json` adds JSON to the codecs, `config` limits from TOML,
+//! `metrics` the server's figures for the `metrics` facade, `testing` the module
 //! [`testing`](https://docs.rs/sluicegate/latest/sluicegate/testing): a server and its clients in memory.
 #![forbid(unsafe_code)]
 
@@ -76,3 +77,7 @@ pub mod testing;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/limits.md")]
+mod limits_page {}

@@ -108,7 +108,7 @@ impl WireForm<Bytes, Bytes> for Untouched {
 /// A call: awaiting it sends it and gives the reply.
 ///
 /// Options are set before it is awaited. Within a call that a server runs, it inherits what is left
-/// of that call's deadline, and its trace.
+/// of that call's deadline, its class and its trace.
 ///
 /// # Cancel safety
 ///
@@ -126,7 +126,7 @@ pub struct Call<A, R, W = InCodec> {
     timeout: Option<Duration>,
     metadata: Metadata,
     metadata_error: Option<MetadataError>,
-    priority: u8,
+    priority: Option<u8>,
     patience: Patience,
     kind: CallKind,
     state: State,
@@ -193,7 +193,7 @@ impl<A, R, W> Call<A, R, W> {
             timeout: None,
             metadata: Metadata::new(),
             metadata_error: None,
-            priority: 0,
+            priority: None,
             patience,
             kind: CallKind::Unary,
             state: State::New,
@@ -223,9 +223,10 @@ impl<A, R, W> Call<A, R, W> {
         self
     }
 
-    /// The class of the call; 0 is the normal one.
+    /// The class of the call: 0 normal, 1 critical, 2 low, 3 background. Default: that of the call it is made
+    /// in, or 0.
     pub fn priority(mut self, class: u8) -> Self {
-        self.priority = class;
+        self.priority = Some(class);
         self
     }
 
@@ -343,6 +344,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         }
         if let Some(outer) = CallContext::current() {
             deadline = deadline.min(outer.deadline().minus(INHERITED_MARGIN, now));
+            self.priority.get_or_insert(outer.priority());
             if self.metadata.get(TRACEPARENT).is_none()
                 && let Some(parent) = outer.metadata().get(TRACEPARENT)
             {
@@ -373,7 +375,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             sent_at_us: clock::wire_micros(now),
             codec,
             compression: 0,
-            priority: self.priority,
+            priority: self.priority.unwrap_or(0),
             attempt: 0,
         };
         let args = self.args.as_ref().expect("kept until the call is sent");

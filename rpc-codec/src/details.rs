@@ -75,6 +75,9 @@ pub(crate) fn encode_refusal(out: &mut Vec<u8>, refusal: &Refusal) -> Result<(),
         for (key, value) in refusal.figures() {
             write_figure(out, count_at, key, itoa::Buffer::new().format(value));
         }
+        if !refusal.tenant().is_empty() {
+            write_figure(out, count_at, "tenant", refusal.tenant());
+        }
         Ok(())
     })?;
     refusal.retry_delay().map_or(Ok(()), |delay| write_retry_info(out, delay))

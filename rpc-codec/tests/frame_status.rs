@@ -143,7 +143,8 @@ proptest! {
 #[test]
 fn every_reason_is_the_same_bytes_as_its_status() {
     for &reason in RefusalReason::ALL {
-        for refusal in [Refusal::new(reason), Refusal::new(reason).with_limit("global", 64, 63)] {
+        let limited = Refusal::new(reason).with_limit("global", 64, 63);
+        for refusal in [Refusal::new(reason), limited, limited.with_tenant("acme")] {
             assert_refusal_is_its_status(&refusal);
             for delay in [Duration::ZERO, Duration::from_nanos(1), Duration::from_millis(10), Duration::MAX] {
                 assert_refusal_is_its_status(&refusal.with_retry_delay(delay));

@@ -40,13 +40,13 @@ impl Context {
     /// Makes this handle the context of another call of the same connection, without an allocation
     /// if nobody else holds it.
     #[doc(hidden)]
-    pub fn renew(&mut self, id: CallId, received: Instant, deadline: Deadline, metadata: Metadata) {
+    pub fn renew(&mut self, id: CallId, received: Instant, deadline: Deadline, priority: u8, metadata: Metadata) {
         match Arc::get_mut(&mut self.0) {
-            Some(inner) => inner.renew(id, received, deadline, metadata),
+            Some(inner) => inner.renew(id, received, deadline, priority, metadata),
             None => {
                 let CallScope { connection, clock, .. } = &self.0.call;
                 let (connection, clock) = (Arc::clone(connection), *clock);
-                *self = Self::new(CallScope { id, connection, received, deadline, metadata, clock });
+                *self = Self::new(CallScope { id, connection, received, deadline, priority, metadata, clock });
             }
         }
     }
@@ -78,6 +78,12 @@ impl Context {
     /// The deadline of the call.
     pub fn deadline(&self) -> Deadline {
         self.0.call.deadline
+    }
+
+    /// The class of the call: 0 normal, 1 critical, 2 low, 3 background. Calls made from within have it, too,
+    /// unless they say otherwise.
+    pub fn priority(&self) -> u8 {
+        self.0.call.priority
     }
 
     /// The time left until the deadline; `None` without one.
@@ -181,6 +187,8 @@ pub struct CallScope {
     pub received: Instant,
     /// By when it must have ended.
     pub deadline: Deadline,
+    /// The class of the call.
+    pub priority: u8,
     /// The metadata of the request.
     pub metadata: Metadata,
     /// The clock that instants of this call are read from; virtual in tests.
@@ -257,9 +265,10 @@ impl Inner {
         Self { call, cancelled: AtomicBool::new(false), waiting: Mutex::new(Vec::new()), holds: HoldSlot::default() }
     }
 
-    fn renew(&mut self, id: CallId, received: Instant, deadline: Deadline, metadata: Metadata) {
+    fn renew(&mut self, id: CallId, received: Instant, deadline: Deadline, priority: u8, metadata: Metadata) {
         let call = &mut self.call;
         (call.id, call.received, call.deadline, call.metadata) = (id, received, deadline, metadata);
+        call.priority = priority;
         *self.cancelled.get_mut() = false;
         self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
         self.holds.reset();
@@ -297,6 +306,7 @@ mod tests {
             connection: Arc::new(ConnectionInfo { id: ConnectionId::new(1), peer: None }),
             received: now,
             deadline: Deadline::NONE,
+            priority: 0,
             metadata: Metadata::new(),
             clock: Instant::now,
         })
@@ -346,12 +356,12 @@ mod tests {
         let kept = context.clone();
         kept.cancel();
         let now = Instant::now();
-        context.renew(CallId::new(2, 0), now, Deadline::NONE, Metadata::new());
+        context.renew(CallId::new(2, 0), now, Deadline::NONE, 0, Metadata::new());
         assert_eq!(kept.call_id(), CallId::new(1, 0));
         assert!(kept.is_cancelled() && !context.is_cancelled());
         drop(kept);
         let address = Arc::as_ptr(&context.0);
-        context.renew(CallId::new(3, 0), now, Deadline::NONE, Metadata::new());
+        context.renew(CallId::new(3, 0), now, Deadline::NONE, 0, Metadata::new());
         assert_eq!(Arc::as_ptr(&context.0), address);
     }
 

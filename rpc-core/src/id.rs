@@ -63,6 +63,11 @@ impl ConnectionId {
     pub const fn new(n: u64) -> Self {
         Self(n)
     }
+
+    /// The number.
+    pub const fn as_u64(self) -> u64 {
+        self.0
+    }
 }
 
 impl fmt::Display for ConnectionId {

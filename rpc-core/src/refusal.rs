@@ -23,12 +23,13 @@ pub struct Refusal {
     max: u64,
     current: u64,
     retry_delay: Option<Duration>,
+    tenant: Label,
 }
 
 impl Refusal {
     /// A refusal for `reason`, with no figures yet.
     pub const fn new(reason: RefusalReason) -> Self {
-        Self { reason, limit: "", max: 0, current: 0, retry_delay: None }
+        Self { reason, limit: "", max: 0, current: 0, retry_delay: None, tenant: Label::EMPTY }
     }
 
     /// Names the limit, its value, and what was in use of it. Of a long name the first 255 bytes count.
@@ -47,6 +48,13 @@ impl Refusal {
         self
     }
 
+    /// Names whose limit it is. Of a long name the first 47 bytes count.
+    #[must_use]
+    pub fn with_tenant(mut self, tenant: &str) -> Self {
+        self.tenant = Label::new(tenant);
+        self
+    }
+
     /// Why.
     pub const fn reason(&self) -> RefusalReason {
         self.reason
@@ -55,6 +63,11 @@ impl Refusal {
     /// The name of the limit; empty if no limit refused.
     pub fn limit(&self) -> &'static str {
         &self.limit[..self.limit.floor_char_boundary(MAX_NAME_LEN)]
+    }
+
+    /// Whose limit it is; empty if it is not that of a tenant.
+    pub fn tenant(&self) -> &str {
+        self.tenant.as_str()
     }
 
     /// How long to wait before trying again; `None` means that trying again here is no use.
@@ -85,6 +98,9 @@ impl From<&Refusal> for Status {
         for (key, value) in refusal.figures() {
             note(key, &value.to_string());
         }
+        if !refusal.tenant().is_empty() {
+            note("tenant", refusal.tenant());
+        }
         let info = ErrorInfo { reason: refusal.reason.name().into(), domain: ErrorInfo::DOMAIN.into(), metadata };
         let status = Self::new(refusal.reason.code(), refusal.reason.message())
             .with_executed(Executed::Never)
@@ -95,6 +111,36 @@ impl From<&Refusal> for Status {
         }
     }
 }
+
+/// A short text, in place: a refusal allocates nothing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Label {
+    len: u8,
+    bytes: [u8; MAX_LABEL_LEN],
+}
+
+impl Label {
+    const EMPTY: Self = Self { len: 0, bytes: [0; MAX_LABEL_LEN] };
+
+    fn new(text: &str) -> Self {
+        let text = &text[..text.floor_char_boundary(MAX_LABEL_LEN)];
+        let mut label = Self { len: text.len() as u8, ..Self::EMPTY };
+        label.bytes[..text.len()].copy_from_slice(text.as_bytes());
+        label
+    }
+
+    fn as_str(&self) -> &str {
+        str::from_utf8(&self.bytes[..self.len.into()]).expect("it was cut between characters")
+    }
+}
+
+impl fmt::Debug for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_str().fmt(f)
+    }
+}
+
+const MAX_LABEL_LEN: usize = 47;
 
 /// A name of a limit always fits beside the rest of a refusal.
 const MAX_NAME_LEN: usize = 255;
@@ -138,6 +184,19 @@ reasons! {
     /// As many calls are in flight as the limit allows. Come back after the delay.
     ConcurrencyLimit "CONCURRENCY_LIMIT" ResourceExhausted ("max_in_flight", "in_flight")
         "the limit of calls in flight is reached",
+    /// The call weighs more than the limit lets in at all.
+    ConcurrencyNeverPasses "CONCURRENCY_NEVER_PASSES" FailedPrecondition ("max_in_flight", "weight")
+        "the call weighs more than the limit of calls in flight, so it can never pass",
+    /// As many calls wait for the limit as may. Come back after the delay.
+    QueueFull "QUEUE_FULL" ResourceExhausted ("max_waiting", "waiting")
+        "as many calls wait for the limit as may",
+    /// The call has waited for the limit for as long as calls may. Come back after the delay.
+    QueueTimeout "QUEUE_TIMEOUT" ResourceExhausted ("max_wait_us", "waiting")
+        "the call has waited for the limit for too long",
+    /// Calls of this class are turned away, so that those of higher ones find room. Come back after the
+    /// delay, or say that it matters more.
+    PriorityShed "PRIORITY_SHED" ResourceExhausted ("classes_shed", "class")
+        "calls of this class are turned away while those of higher ones find no room",
     /// Calls come faster than the rate allows. The delay is exact, plus a little jitter.
     RateLimit "RATE_LIMIT" ResourceExhausted ("max_per_second", "burst")
         "the rate limit is reached",
@@ -150,6 +209,9 @@ reasons! {
     /// The deadline had passed when the call arrived.
     DeadlineExpired "DEADLINE_EXPIRED" DeadlineExceeded ("", "age_us")
         "the deadline passed before the call was executed",
+    /// There is less time left than such calls usually take, so the answer could only be late.
+    DeadlineTooShort "DEADLINE_TOO_SHORT" DeadlineExceeded ("usual_us", "left_us")
+        "there is less time left than the call usually takes",
     /// The server has no such method.
     UnknownMethod "UNKNOWN_METHOD" Unimplemented ("", "")
         "the server has no such method",
@@ -201,6 +263,16 @@ mod tests {
         let refusal = Refusal::new(RefusalReason::ConcurrencyLimit).with_limit(long, 1, 1);
         assert_eq!(refusal.limit(), "\u{20ac}".repeat(85));
         assert!(Status::from(&refusal).error_info().is_some());
+    }
+
+    #[test]
+    fn a_tenant_is_named_as_far_as_its_name_fits() {
+        let refusal = Refusal::new(RefusalReason::ConcurrencyLimit).with_limit("tenant", 1, 1);
+        let named = |tenant: &str| Status::from(&refusal.with_tenant(tenant)).error_info().unwrap().metadata.clone();
+        assert_eq!(named("acme").get_str("tenant"), Some("acme"));
+        assert_eq!(named(&"\u{20ac}".repeat(40)).get_str("tenant"), Some(&*"\u{20ac}".repeat(15)));
+        assert_eq!(named("").get_str("tenant"), None);
+        assert!(format!("{:?}", refusal.with_tenant("acme")).contains("\"acme\""));
     }
 
     #[test]

@@ -6,10 +6,13 @@
 use std::sync::Arc;
 
 use loom::{
+    future::block_on,
     sync::atomic::{AtomicU64, Ordering},
     thread,
 };
-use rpc_core::limit::{CallPermit, ConcurrencyLimit, ConcurrencyPermit, HoldSlot, Rate, RateLimit, RateToken, Ticks};
+use rpc_core::limit::{
+    Admission, CallPermit, ConcurrencyLimit, ConcurrencyPermit, HoldSlot, Rate, RateLimit, RateToken, Ticks, Turn,
+};
 
 const NOW: Ticks = Ticks::new(1 << 60);
 
@@ -198,6 +201,64 @@ fn a_hold_taken_while_the_call_is_settled_holds_it_or_says_that_it_does_not() {
         let end = limit.snapshot();
         assert_eq!((end.acquired, end.released), (1, 1));
     });
+}
+
+#[test]
+fn who_begins_to_wait_while_the_permit_comes_back_gets_it() {
+    loom::model(|| {
+        let limit = ConcurrencyLimit::with_queue("loom", Some(1), 1).unwrap();
+        let permit = limit.try_acquire().unwrap();
+        let other = thread::spawn(move || drop(permit));
+        // A wake-up that is lost would be a deadlock.
+        match limit.acquire_or_wait(1) {
+            Admission::Pass(permit) => drop(permit),
+            Admission::Wait(turn) => drop(block_on(turn).unwrap()),
+            Admission::Refuse(refusal) => panic!("{refusal}"),
+        }
+        other.join().unwrap();
+        assert_eq!((limit.snapshot().held, limit.waiting()), (0, 0));
+        assert!(limit.try_acquire().is_ok(), "it is open again");
+    });
+}
+
+#[test]
+fn one_who_gives_up_while_it_is_called_leaves_the_permit_to_another() {
+    loom::model(|| {
+        let limit = ConcurrencyLimit::with_queue("loom", Some(1), 2).unwrap();
+        let permit = limit.try_acquire().unwrap();
+        let (first, second) = (turn(&limit), turn(&limit));
+        let gives_up = thread::spawn(move || drop(first));
+        let gives_back = thread::spawn(move || drop(permit));
+        drop(block_on(second).unwrap());
+        gives_up.join().unwrap();
+        gives_back.join().unwrap();
+        assert_eq!((limit.snapshot().held, limit.waiting()), (0, 0));
+    });
+}
+
+#[test]
+fn a_newcomer_and_one_who_waits_are_never_in_flight_together_on_a_limit_of_one() {
+    loom::model(|| {
+        let limit = ConcurrencyLimit::with_queue("loom", Some(1), 1).unwrap();
+        let permit = limit.try_acquire().unwrap();
+        let waits = turn(&limit);
+        let newcomer = {
+            let limit = Arc::clone(&limit);
+            thread::spawn(move || drop(limit.try_acquire()))
+        };
+        drop(permit);
+        drop(block_on(waits).unwrap());
+        newcomer.join().unwrap();
+        let end = limit.snapshot();
+        assert_eq!((end.held, end.high_water), (0, 1));
+    });
+}
+
+fn turn(limit: &Arc<ConcurrencyLimit>) -> Turn {
+    match limit.acquire_or_wait(1) {
+        Admission::Wait(turn) => turn,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn in_flight_is_never_above(max: u64, threads: usize, rounds: usize) {

@@ -6,9 +6,10 @@
 
 use std::{env, sync::Arc};
 
-use rpc_core::limit::{ConcurrencyLimit, Releases};
+use rpc_core::limit::{Admission, ConcurrencyLimit, Releases, WaitRefusal};
 use shuttle::{
     Config, Runner,
+    future::block_on,
     scheduler::{PctScheduler, RandomScheduler, Scheduler},
     thread,
 };
@@ -46,6 +47,48 @@ fn permits_of_many_connections_given_back_one_by_one_or_together_all_come_back()
         assert!(admitted > 0 && a.high_water <= 2 && b.high_water <= 2 && wide.high_water <= 3);
         assert_eq!((wide.held, a.held, b.held), (0, 0, 0));
         assert_eq!(wide.acquired, admitted);
+    });
+}
+
+#[test]
+fn whoever_waits_in_a_queue_gets_through_it_or_is_told_that_it_was_full() {
+    under_schedules(|| {
+        let server = ConcurrencyLimit::with_queue("server", Some(2), 2).unwrap();
+        let pool = ConcurrencyLimit::with_queue("pool", Some(1), 2).unwrap();
+        let both = ConcurrencyLimit::all_of([(Arc::clone(&pool), 1), (Arc::clone(&server), 1)]);
+        let threads: Vec<_> = (0..4_u64)
+            .map(|n| {
+                let limit = Arc::clone(if n % 2 == 0 { &server } else { &both });
+                thread::spawn(move || {
+                    let mut passed = 0;
+                    for round in 0..2 {
+                        match limit.acquire_or_wait(n / 2) {
+                            Admission::Pass(permit) => {
+                                passed += 1;
+                                drop(permit);
+                            }
+                            // Now and then one gives up, whatever its turn has come to.
+                            Admission::Wait(turn) if (n, round) == (3, 1) => drop(turn),
+                            Admission::Wait(turn) => match block_on(turn) {
+                                Ok(permit) => {
+                                    passed += 1;
+                                    drop(permit);
+                                }
+                                Err(refusal) => assert!(matches!(refusal, WaitRefusal::QueueFull { .. }), "{refusal}"),
+                            },
+                            Admission::Refuse(WaitRefusal::QueueFull { waiting, .. }) => assert_eq!(waiting, 2),
+                            Admission::Refuse(refusal) => panic!("{refusal}"),
+                        }
+                    }
+                    passed
+                })
+            })
+            .collect();
+        let passed: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        let [server_end, pool_end] = [&server, &pool].map(|limit| limit.snapshot());
+        assert!(passed > 0 && server_end.high_water <= 2 && pool_end.high_water <= 1);
+        assert_eq!([server_end.held, pool_end.held, server.waiting(), pool.waiting()], [0; 4]);
+        assert!(both.try_acquire().is_ok(), "both are open again");
     });
 }
 

@@ -69,6 +69,7 @@ fn server(service: &Service) -> TokenStream {
     let (of_impl, allow_deprecated) = (attrs::of_impl(attrs), attrs::allow_deprecated(attrs));
     let methods = service.methods.iter().map(|method| registration(service, method));
     let debug_name = server.unraw().to_string();
+    let limits = service_limits(service);
     code! {
         #conditions
         #[doc = #doc]
@@ -119,12 +120,23 @@ fn server(service: &Service) -> TokenStream {
             }
 
             fn register(self, __sg_methods: &mut #facade::server::ServiceMethods<'_>) {
+                #limits
                 #(#methods)*
                 // There may be none.
                 let _ = __sg_methods;
             }
         }
     }
+}
+
+/// The statement that sets what limits each method has by default, if any are set.
+fn service_limits(service: &Service) -> Option<TokenStream> {
+    let Service { facade, limits, .. } = service;
+    (!limits.is_empty()).then(|| {
+        let path = code!(#facade::server::MethodLimits);
+        let limits = limits.set_on(&path, code!(#path::new()));
+        code!(#facade::server::ServiceMethods::limits(__sg_methods, #limits);)
+    })
 }
 
 /// The statement that gives one method to a server.
@@ -169,6 +181,7 @@ fn registration(service: &Service, method: &Method) -> TokenStream {
         false => options,
         true => code!(#facade::server::MethodOptions::spawn(#options, true)),
     };
+    let options = method.limits.set_on(&code!(#facade::server::MethodOptions), options);
     let body = if method.untouched { code!(#(#names)*) } else { tuple(spans.arguments, &names) };
     let arguments = argument_types(method);
     let module = code!(#facade::server);

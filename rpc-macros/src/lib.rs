@@ -10,6 +10,7 @@ mod attrs;
 mod errors;
 mod expand;
 mod items;
+mod limits;
 mod model;
 mod options;
 mod wire_type;
@@ -98,7 +99,9 @@ use crate::model::Service;
 /// - `package = "acme.v1"`: the service is `acme.v1.Library` on the wire instead of `Library`,
 /// - `name = "Books"`: its name on the wire instead of that of the trait,
 /// - `server = "BookServer"`, `client = "BookClient"`: the names of what is written,
-/// - `crate = "::my_rpc"`: the path of the facade, if it is not `::sluicegate`.
+/// - `crate = "::my_rpc"`: the path of the facade, if it is not `::sluicegate`,
+/// - `max_concurrent_calls`, `weight` and `pool`, as below: what each method has that has none of its own.
+///   A maximum of 8 is 8 calls of each method, not of all together.
 ///
 /// `#[rpc(..)]` on a method takes
 ///
@@ -108,7 +111,13 @@ use crate::model::Service;
 /// - `blocking`: the method is a plain `fn` and may block its thread: file systems, databases without
 ///   an asynchronous interface, computations of seconds. Every call runs on tokio's blocking pool,
 ///   within a limit of its own (`ServerBuilder::max_blocking_calls`). Arguments are decoded and the
-///   reply is encoded there, too. The client's function is the same as for an `async fn`.
+///   reply is encoded there, too. The client's function is the same as for an `async fn`,
+/// - `max_concurrent_calls = 8`: so many calls of the method are in flight at most, in the whole server,
+/// - `weight = 4`: a call counts as four in all other limits of calls in flight, and in rates,
+/// - `pool = "reports"`: calls count in the limit that the server has under this name as well
+///   (`ServerBuilder::pool`).
+///
+/// The configuration of the server can say otherwise, see `MethodLimits`. A client does not look at limits.
 ///
 /// A blocking method cannot be stopped. If the caller gives up, the deadline passes or the connection
 /// is lost before it has begun, it does not begin; afterwards `Context::is_cancelled` says so, and

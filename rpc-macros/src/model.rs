@@ -18,6 +18,7 @@ use crate::{
     attrs,
     errors::Errors,
     items::{self, Items},
+    limits::Limits,
     options::{MethodOptions, ServiceOptions},
     wire_type::{self, Place},
 };
@@ -37,6 +38,8 @@ pub(crate) struct Service {
     /// The type parameter of the server: a name that the trait does not speak of.
     pub(crate) parameter: Ident,
     pub(crate) methods: Vec<Method>,
+    /// The default of each method.
+    pub(crate) limits: Limits,
 }
 
 /// One method of a service.
@@ -60,6 +63,7 @@ pub(crate) struct Method {
     pub(crate) spawn: bool,
     /// Whether it is a plain `fn` that blocks its thread.
     pub(crate) blocking: bool,
+    pub(crate) limits: Limits,
     pub(crate) spans: MethodSpans,
 }
 
@@ -114,6 +118,7 @@ impl Service {
             client: options.client.unwrap_or_else(|| format_ident!("{name}Client")),
             parameter,
             methods,
+            limits: options.limits,
         }
     }
 }
@@ -174,6 +179,7 @@ impl Method {
             wire_name,
             spawn,
             blocking,
+            limits: options.limits,
             spans,
         })
     }

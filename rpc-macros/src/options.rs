@@ -3,7 +3,7 @@
 use proc_macro2::Span;
 use syn::{Attribute, Ident, LitStr, Path, meta::ParseNestedMeta, parse::Parser, spanned::Spanned};
 
-use crate::errors::Errors;
+use crate::{errors::Errors, limits::Limits};
 
 /// `#[service(..)]`.
 #[derive(Default)]
@@ -13,6 +13,8 @@ pub(crate) struct ServiceOptions {
     pub(crate) server: Option<Ident>,
     pub(crate) client: Option<Ident>,
     pub(crate) facade: Option<Path>,
+    /// The default of each method.
+    pub(crate) limits: Limits,
 }
 
 impl ServiceOptions {
@@ -24,6 +26,9 @@ impl ServiceOptions {
     }
 
     fn read(&mut self, meta: &ParseNestedMeta<'_>, errors: &mut Errors) -> syn::Result<()> {
+        if let Some(read) = self.limits.read(&key(meta), meta, errors) {
+            return read;
+        }
         match key(meta).as_str() {
             "package" => set(&mut self.package, meta, package, errors),
             "name" => set(&mut self.name, meta, wire_name, errors),
@@ -32,7 +37,8 @@ impl ServiceOptions {
             "crate" => set(&mut self.facade, meta, path, errors),
             _ => unknown(
                 meta,
-                "`service(..)` takes `package`, `name`, `server`, `client` and `crate`, each with a string",
+                "`service(..)` takes `package`, `name`, `server`, `client`, `crate` and `pool`, each with a string, \
+                 and the numbers `max_concurrent_calls` and `weight`",
                 errors,
             ),
         }
@@ -46,6 +52,7 @@ pub(crate) struct MethodOptions {
     pub(crate) spawn: Option<()>,
     /// Where it stands.
     pub(crate) blocking: Option<Span>,
+    pub(crate) limits: Limits,
 }
 
 impl MethodOptions {
@@ -59,6 +66,9 @@ impl MethodOptions {
     }
 
     fn read(&mut self, meta: &ParseNestedMeta<'_>, errors: &mut Errors) -> syn::Result<()> {
+        if let Some(read) = self.limits.read(&key(meta), meta, errors) {
+            return read;
+        }
         match key(meta).as_str() {
             "name" => set(&mut self.name, meta, wire_name, errors),
             "spawn" => {
@@ -69,7 +79,12 @@ impl MethodOptions {
                 once(&mut self.blocking, meta, meta.path.span(), errors);
                 Ok(())
             }
-            _ => unknown(meta, "`rpc(..)` takes `name = \"..\"`, `spawn` and `blocking`", errors),
+            _ => unknown(
+                meta,
+                "`rpc(..)` takes `name = \"..\"`, `spawn`, `blocking`, `max_concurrent_calls = 8`, `weight = 2` and \
+                 `pool = \"..\"`",
+                errors,
+            ),
         }
     }
 }
@@ -79,7 +94,7 @@ fn key(meta: &ParseNestedMeta<'_>) -> String {
 }
 
 /// Reads `= "..."` as what `read` makes of it.
-fn set<T>(
+pub(crate) fn set<T>(
     option: &mut Option<T>,
     meta: &ParseNestedMeta<'_>,
     read: impl Fn(&LitStr) -> syn::Result<T>,
@@ -92,7 +107,7 @@ fn set<T>(
     Ok(())
 }
 
-fn once<T>(option: &mut Option<T>, meta: &ParseNestedMeta<'_>, value: T, errors: &mut Errors) {
+pub(crate) fn once<T>(option: &mut Option<T>, meta: &ParseNestedMeta<'_>, value: T, errors: &mut Errors) {
     if option.replace(value).is_some() {
         errors.push(meta.error(format!("`{}` is set twice", key(meta))));
     }

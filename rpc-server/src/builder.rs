@@ -8,6 +8,7 @@ use rpc_core::{ConnectionInfo, limit::Rate};
 use crate::{
     config::Config,
     error::BuildError,
+    limits::{Adaptive, MethodLimits, Tenants, WaitQueue},
     method::{Methods, Service, ServiceMethods},
     pipeline::Pipeline,
     server::{Initializer, Server, ServerCore},
@@ -19,7 +20,7 @@ use crate::{
 #[must_use = "a builder does nothing until it is built"]
 #[derive(Default)]
 pub struct ServerBuilder {
-    config: Config,
+    pub(crate) config: Config,
     methods: Methods,
     initializer: Option<Initializer>,
 }
@@ -35,7 +36,7 @@ impl ServerBuilder {
     /// Adds a service, usually `MyServiceServer::new(implementation)`.
     pub fn service(mut self, service: impl Service) -> Self {
         let name = service.name().to_owned();
-        service.register(&mut ServiceMethods { service: name, methods: &mut self.methods });
+        service.register(&mut ServiceMethods::new(name, &mut self.methods));
         self
     }
 
@@ -60,6 +61,100 @@ impl ServerBuilder {
     pub fn max_blocking_calls(mut self, max: u64) -> Self {
         self.config.max_blocking_calls = max;
         self
+    }
+
+    /// A limit of calls in flight that several methods share, such as all that write. Methods name it by
+    /// `#[rpc(pool = "writes")]` or [`MethodLimits::pool`]. Default: there are none.
+    pub fn pool(mut self, name: impl Into<String>, max: u64) -> Self {
+        self.config.pools.push((name.into(), max));
+        self
+    }
+
+    /// Limits of one method, `package.Service/Method`; whatever its attributes say. Default: its
+    /// attributes'.
+    pub fn method_limits(mut self, method: impl Into<String>, limits: MethodLimits) -> Self {
+        self.config.method_limits.push((method.into(), limits));
+        self
+    }
+
+    /// The default of each method of a service, `package.Service`, that has no limits of its own. Two
+    /// methods with a maximum of 8 by default may have 16 calls in flight. Default: the attributes of the
+    /// trait.
+    pub fn service_limits(mut self, service: impl Into<String>, limits: MethodLimits) -> Self {
+        self.config.service_limits.push((service.into(), limits));
+        self
+    }
+
+    /// Bytes of requests in flight in the whole server, as they are encoded. A call takes the length that
+    /// its request claims before any of it is kept, and gives it back with its permit; one that finds too
+    /// little left is refused. At least [`Self::max_message`]. Default: no limit; but see
+    /// [`Self::body_budget`].
+    pub fn max_bytes_in_flight(mut self, bytes: u64) -> Self {
+        self.config.max_bytes_in_flight = Some(bytes);
+        self
+    }
+
+    /// Lets calls wait that a limit of calls in flight refuses. Calls of one connection pass in the order
+    /// in which they came, and connections take turns; a connection with many waiting calls makes room for
+    /// those of others. A call that waits is refused when it has waited for too long, and ends with its
+    /// deadline, its caller or its connection. Default: off, it is refused at once.
+    pub fn wait_queue(mut self, queue: WaitQueue) -> Self {
+        self.config.wait_queue = Some(queue);
+        self
+    }
+
+    /// Limits for each tenant, on all of its connections. Default: there are no tenants.
+    pub fn tenants(mut self, tenants: Tenants) -> Self {
+        self.config.tenants = Some(tenants);
+        self
+    }
+
+    /// Finds the limit of calls in flight in the whole server from how long calls take. It is right where all
+    /// calls are alike; quick and slow methods want one each, see [`Self::adaptive_method_limit`].
+    /// Default: it is as it was set.
+    pub fn adaptive_limit(mut self, adaptive: Adaptive) -> Self {
+        self.config.adaptive = Some(adaptive);
+        self
+    }
+
+    /// Finds the limit of calls of one method, `package.Service/Method`, from how long they take. All floors
+    /// together must fit into [`Self::max_concurrent_calls`]. Default: it is as it was set.
+    pub fn adaptive_method_limit(mut self, method: impl Into<String>, adaptive: Adaptive) -> Self {
+        self.config.adaptive_methods.push((method.into(), adaptive));
+        self
+    }
+
+    /// Refuses a call at once that has less time left than calls of its method usually take, and if it would
+    /// have to wait for a permit, than it would wait besides: it could only be late. What is usual is
+    /// the median of late of those that succeeded. Without data, after a change of load at first, and for one
+    /// in sixteen of such calls, it lets them pass. Default: false.
+    pub fn refuse_late_calls(mut self, refuse: bool) -> Self {
+        self.config.refuse_late_calls = refuse;
+        self
+    }
+
+    /// Measures how long calls take that succeed, and how long they wait for a permit, for the histograms of
+    /// [`crate::ServerHandle::record_metrics`]. The recorder of `metrics` must be installed before the server
+    /// is built. Default: false.
+    #[cfg(feature = "metrics")]
+    pub fn measure_calls(mut self, measure: bool) -> Self {
+        self.config.measure_calls = measure;
+        self
+    }
+
+    /// Turns away calls of lower classes while a limit of calls in flight refuses those of higher ones: first
+    /// background (3), then low (2), then normal (0), and never critical calls (1); see
+    /// [`rpc_core::limit::PriorityGate`]. Clients set the class of a call, so trust them, or correct it in front.
+    /// Default: false.
+    pub fn shed_by_priority(mut self, shed: bool) -> Self {
+        self.config.shed_by_priority = shed;
+        self
+    }
+
+    /// Sets the limits that a file has, over what was set before.
+    #[cfg(feature = "config")]
+    pub fn limits(self, file: crate::LimitsFile) -> Self {
+        file.apply(self)
     }
 
     /// Calls per second in the whole server. Default: no limit.
@@ -234,8 +329,9 @@ impl ServerBuilder {
     }
 
     /// Changes the pipeline of each new connection, which has the default handlers already:
-    /// `deadline`, `connection rate`, `global rate`, `concurrency` and `blocking`, those that are
-    /// configured; the last if there are blocking methods.
+    /// `deadline`, `priority`, `connection rate`, `tenant rate`, `global rate`, `concurrency` and `blocking`, those that
+    /// are configured; the last if there are blocking methods and `concurrency` does not know of them,
+    /// which it does as soon as there are limits of methods, pools, tenants or bytes, or a queue.
     pub fn pipeline(mut self, initializer: impl Fn(&mut Pipeline, &ConnectionInfo) + Send + Sync + 'static) -> Self {
         self.initializer = Some(Box::new(initializer));
         self

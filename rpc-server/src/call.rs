@@ -34,6 +34,8 @@ pub struct Call<'a> {
 pub(crate) struct Opening {
     pub(crate) id: CallId,
     pub(crate) received: Reading,
+    /// When it had waited for what it had to.
+    pub(crate) let_in: Instant,
     pub(crate) age: Duration,
     pub(crate) deadline: Deadline,
     pub(crate) codec: CodecId,
@@ -89,7 +91,7 @@ impl Call<'_> {
         self.opening.codec
     }
 
-    /// The class of the call; 0 is the normal one.
+    /// The class of the call: 0 normal, 1 critical, 2 low, 3 and others background.
     pub fn priority(&self) -> u8 {
         self.opening.priority
     }
@@ -153,15 +155,17 @@ impl Claim {
         self.permit = mem::take(&mut opening.permit);
         self.taken = true;
         let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
-        let metadata = mem::take(&mut opening.metadata);
+        let (priority, metadata) = (opening.priority, mem::take(&mut opening.metadata));
         match &mut self.context {
             Some(context) => {
-                context.renew(id, received, deadline, metadata);
+                context.renew(id, received, deadline, priority, metadata);
                 context
             }
             none => {
                 let connection = Arc::clone(connection);
-                none.insert(Context::new(CallScope { id, connection, received, deadline, metadata, clock: clock::now }))
+                let clock = clock::now;
+                let scope = CallScope { id, connection, received, deadline, priority, metadata, clock };
+                none.insert(Context::new(scope))
             }
         }
     }
@@ -228,9 +232,11 @@ pub(crate) mod testing {
 
     impl Default for CallParts {
         fn default() -> Self {
+            let now = Instant::now();
             let opening = Opening {
                 id: CallId::new(1, 0),
-                received: Reading { instant: Instant::now(), ticks: Ticks::new(1 << 61), micros: 0 },
+                let_in: now,
+                received: Reading { instant: now, ticks: Ticks::new(1 << 61), micros: 0 },
                 age: Duration::ZERO,
                 deadline: Deadline::NONE,
                 codec: CodecId::BINCODE,

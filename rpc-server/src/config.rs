@@ -5,7 +5,11 @@ use std::time::Duration;
 use rpc_codec::{CodecId, CodecSet, Hello};
 use rpc_core::limit::Rate;
 
-use crate::{body::LeastRate, error::BuildError};
+use crate::{
+    body::LeastRate,
+    error::BuildError,
+    limits::{Adaptive, MethodLimits, Tenants, WaitQueue},
+};
 
 /// The settings of a server. [`crate::ServerBuilder`] sets them.
 #[derive(Clone, Debug)]
@@ -17,6 +21,27 @@ pub(crate) struct Config {
     /// Blocking calls have a thread each. Far below the 512 of tokio's pool, so that what else blocks,
     /// such as files and names, finds a thread.
     pub(crate) max_blocking_calls: u64,
+    /// Limits that methods share, by name.
+    pub(crate) pools: Vec<(String, u64)>,
+    pub(crate) method_limits: Vec<(String, MethodLimits)>,
+    pub(crate) service_limits: Vec<(String, MethodLimits)>,
+    /// None: bodies in frames are bounded by frames and calls, those in parts by the body budget.
+    pub(crate) max_bytes_in_flight: Option<u64>,
+    /// None: to wait costs memory and time, and whether that is better than being refused, only the user
+    /// knows.
+    pub(crate) wait_queue: Option<WaitQueue>,
+    /// None: who is a tenant, only the user knows.
+    pub(crate) tenants: Option<Tenants>,
+    /// None: a maximum that is found is right for one kind of calls, and says so only when it is too late.
+    pub(crate) adaptive: Option<Adaptive>,
+    pub(crate) adaptive_methods: Vec<(String, Adaptive)>,
+    /// Off: it costs a reading of the clock for each call.
+    pub(crate) refuse_late_calls: bool,
+    /// Off: it costs a reading of the clock for each call.
+    #[cfg(feature = "metrics")]
+    pub(crate) measure_calls: bool,
+    /// Off: what a class is worth, only the user knows, and any client can claim one.
+    pub(crate) shed_by_priority: bool,
     pub(crate) rate: Option<Rate>,
     pub(crate) rate_per_connection: Option<Rate>,
     /// What a call refused on concurrency is told to wait, about.
@@ -74,6 +99,18 @@ impl Default for Config {
             max_concurrent_calls: None,
             max_concurrent_calls_per_connection: 1024,
             max_blocking_calls: 64,
+            pools: Vec::new(),
+            method_limits: Vec::new(),
+            service_limits: Vec::new(),
+            max_bytes_in_flight: None,
+            wait_queue: None,
+            tenants: None,
+            adaptive: None,
+            adaptive_methods: Vec::new(),
+            refuse_late_calls: false,
+            #[cfg(feature = "metrics")]
+            measure_calls: false,
+            shed_by_priority: false,
             rate: None,
             rate_per_connection: None,
             concurrency_retry_delay: Duration::from_millis(10),
@@ -123,6 +160,7 @@ impl Config {
             ("keepalive_interval", self.keepalive_interval),
             ("keepalive_timeout", Some(self.keepalive_timeout)),
             ("max_connection_age", self.max_connection_age),
+            ("max_wait", self.wait_queue.map(|queue| queue.max_wait)),
         ] {
             if value == Some(Duration::ZERO) {
                 return Err(BuildError::Zero { setting });
@@ -153,6 +191,12 @@ impl Config {
             ("max_message", self.max_message.into(), "body_budget", self.body_budget),
             ("stream_window", self.stream_window.into(), "body_budget_per_connection", self.body_budget_per_connection),
             ("stream_window", self.stream_window.into(), "body_budget", self.body_budget),
+            (
+                "max_message",
+                self.max_message.into(),
+                "max_bytes_in_flight",
+                self.max_bytes_in_flight.unwrap_or(u64::MAX),
+            ),
         ] {
             if value > other_value {
                 return Err(BuildError::Relation { setting, value, other, other_value });

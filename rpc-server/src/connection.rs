@@ -28,6 +28,7 @@ use crate::{
     in_flight::InFlight,
     life::Life,
     panics::{contain, end_of_task},
+    peer::Peer,
     pipeline::{CallInfo, Pipeline},
     prospects::Prospects,
     read_size::ReadSize,
@@ -58,6 +59,7 @@ pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     pub(crate) in_flight: InFlight,
     pub(crate) tasks: JoinSet<TaskEnd>,
     pub(crate) ready: Arc<Ready>,
+    pub(crate) peer: Arc<Peer>,
     pub(crate) writer: Writer,
     pub(crate) batch: Batch,
     pub(crate) age: AgeEstimator,
@@ -155,7 +157,7 @@ pub(crate) enum ReadEnd {
 const HESITATION: Duration = Duration::from_millis(1);
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
-    pub(crate) fn new(io: T, server: Arc<ServerCore>, info: ConnectionInfo, ready: Arc<Ready>) -> Self {
+    pub(crate) fn new(io: T, server: Arc<ServerCore>, info: ConnectionInfo, peer: Arc<Peer>) -> Self {
         let now = clock::now();
         let mut handshake = Share::of(&server.gauges.handshakes);
         handshake.set(1);
@@ -172,7 +174,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             methods: Vec::new(),
             in_flight: InFlight::new(server.config.least_body_rate(), Share::of(&server.gauges.parked)),
             tasks: JoinSet::new(),
-            ready,
+            ready: Arc::clone(&peer.ready),
+            peer,
             writer: Writer::new(Share::of(&server.gauges.buffered_bytes)),
             batch: Batch::default(),
             age: AgeEstimator::default(),
@@ -263,6 +266,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let now = clock::now();
         self.batch.begin(now);
         self.follow_server(now);
+        self.tell_askers();
         // What is being gathered has waited its turn when the woken calls have had theirs.
         if !self.gathered {
             self.flush(cx, now)?;
@@ -463,9 +467,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     fn greet(&mut self, hello: &Hello) -> Result<(), Broken> {
-        let Self { server, pipeline, info, .. } = self;
+        let Self { server, pipeline, info, peer, .. } = self;
         // Half a pipeline may lack its limits.
-        if contain("the pipeline's initializer", || server.build_pipeline(pipeline, info)).is_err() {
+        if contain("the pipeline's initializer", || server.build_pipeline(pipeline, info, peer)).is_err() {
             self.count_panic();
             self.pipeline = Pipeline::new();
             let message = "the server could not make a pipeline for this connection".to_owned();
@@ -522,9 +526,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
-    /// Answers the calls whose deadline has passed, and drops their futures.
+    /// Answers the calls whose deadline has passed, or that have waited for too long, and drops their
+    /// futures.
     fn expire(&mut self, now: Instant) {
         for key in self.in_flight.expired(now) {
+            if let Some(refusal) = self.in_flight.get_mut(key).and_then(|pending| pending.waited_enough(now)) {
+                self.refuse_pending(key, &refusal);
+                continue;
+            }
             self.end_pending(key, Some(&Status::deadline_exceeded("the deadline passed while the call was running")));
         }
     }

@@ -29,7 +29,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let seat = self.seat(opening);
         let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
         let registered = server.methods.get(method);
-        let (id, deadline) = (opening.id, opening.deadline);
+        let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
+        let let_in = opening.let_in;
         let stream = seat.as_ref().map(|seat| &seat.stream);
         let starting = Starting { opening, body, connection: info, parked: in_flight.next_key(), stream };
         let make = match &registered.run {
@@ -43,7 +44,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     return self.respond(id, Some(method), handlers, Err(status), HeldPermit::default());
                 };
                 let place = Place::Task { abort, context };
-                in_flight.insert(Pending { id, method, deadline, place, stream: None });
+                in_flight.insert(Pending { id, method, received, began: let_in, deadline, place, stream: None });
                 return;
             }
         };
@@ -58,7 +59,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 Ok(task) => {
                     let abort = tasks.spawn(task.future);
                     let place = Place::Task { abort, context: task.context };
-                    in_flight.insert(Pending { id, method, deadline, place, stream: seat });
+                    in_flight.insert(Pending { id, method, received, began: let_in, deadline, place, stream: seat });
                 }
                 Err(Ended { outcome, permit, panicked }) => {
                     self.service_ended(id, method, outcome, permit, panicked, seat);
@@ -69,10 +70,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let (began, len_before) = (self.batch.poll_begins(), writer.out.len());
         match place.start(starting, &mut Outbox { out: &mut writer.out, bounds: *bounds }) {
             Started::Ended(Ended { outcome, permit, panicked }) => {
+                self.learn(method, let_in, outcome.is_ok());
                 self.service_ended(id, method, outcome, permit, panicked, seat);
             }
             Started::Parked(slot) => {
-                in_flight.insert(Pending { id, method, deadline, place: Place::Slot(slot), stream: seat });
+                let place = Place::Slot(slot);
+                in_flight.insert(Pending { id, method, received, began: let_in, deadline, place, stream: seat });
             }
         }
         if let Some(began) = began
@@ -109,6 +112,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         match polled {
             Poll::Ready(Ended { outcome, permit, panicked }) => {
                 if let Some(pending) = self.in_flight.remove(key) {
+                    self.learn(method, pending.began, outcome.is_ok());
                     self.service_ended(pending.id, method, outcome, permit, panicked, pending.stream);
                 }
             }
@@ -138,6 +142,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return;
         }
         if let Some(pending) = self.in_flight.remove(end.parked) {
+            self.learn(pending.method, pending.began, end.body.is_ok());
             if let Ok(body) = &end.body {
                 self.server.methods.get(pending.method).info.note_reply(body.len());
             }

@@ -44,6 +44,20 @@ pub enum BuildError {
         /// Its value.
         other_value: u64,
     },
+    /// A setting speaks of what the server does not have.
+    #[error("there is no {what} named {name}")]
+    Unknown {
+        /// What it should be: a service, a method or a pool.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// Two limits would have one name.
+    #[error("a limit named {name} is there already")]
+    NameTaken {
+        /// The name.
+        name: &'static str,
+    },
     /// A setting must not be zero.
     #[error("{setting} must not be zero")]
     Zero {

@@ -14,7 +14,10 @@ use rpc_core::{
     limit::{ConcurrencyLimit, ConcurrencySnapshot},
 };
 
-use crate::cut::CutCounts;
+use crate::{
+    cut::CutCounts,
+    limits::{Limits, TenantsSnapshot},
+};
 
 /// The figures of a server at one moment.
 ///
@@ -30,6 +33,15 @@ pub struct Snapshot {
     pub blocking: ConcurrencySnapshot,
     /// Calls that wait in the pipeline or for their service.
     pub calls_parked: u64,
+    /// Of these, calls that wait for a permit.
+    pub calls_waiting: u64,
+    /// Limits of calls in flight that were configured: of methods by `package.Service/Method`, of pools by
+    /// their names, and of `bytes`.
+    pub limits: BTreeMap<&'static str, ConcurrencySnapshot>,
+    /// How many classes of calls are turned away, see [`crate::ServerBuilder::shed_by_priority`].
+    pub classes_shed: u64,
+    /// What tenants there are, if they have limits.
+    pub tenants: TenantsSnapshot,
     /// Open connections.
     pub connections: u64,
     /// Open connections whose client has not said HELLO yet.
@@ -48,6 +60,11 @@ pub struct Snapshot {
     pub inbound_bytes: u64,
     /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
     pub refused: BTreeMap<&'static str, u64>,
+    /// The same calls by the reason, such as those that found a queue full.
+    pub refused_by_reason: BTreeMap<&'static str, u64>,
+    /// Calls that would have been turned away and were let pass, counted in the same way; see
+    /// [`crate::LiveLimits::set_dry_run`].
+    pub would_refuse: BTreeMap<&'static str, u64>,
     /// Panics of services, handlers, encoding, decoding and drops; each cost its call at most.
     pub panics: u64,
     /// Methods that run in tasks of their own because their polls were slow.
@@ -69,24 +86,26 @@ impl Snapshot {
     /// Whether nobody is connected and nothing is left of anybody: no call is in flight or parked, no
     /// permit held, no byte buffered. The counters of what has happened do not matter.
     pub fn is_idle(&self) -> bool {
-        let calls = [self.calls.held, self.blocking.held, self.calls_parked];
+        let calls = [self.calls.held, self.blocking.held, self.calls_parked, self.calls_waiting];
         let connections = [self.connections, self.handshakes];
         let bytes = [self.buffered_bytes, self.body_bytes, self.inbound_bytes];
         let streams = [self.streams, self.stream_bytes];
-        calls.iter().chain(&connections).chain(&bytes).chain(&streams).all(|&n| n == 0)
+        let limits = self.limits.values().all(|limit| limit.held == 0) && self.tenants.held == 0;
+        limits && calls.iter().chain(&connections).chain(&bytes).chain(&streams).all(|&n| n == 0)
     }
 }
 
 /// The counters that connections share.
 #[derive(Debug)]
 pub(crate) struct Gauges {
-    pub(crate) calls: Arc<ConcurrencyLimit>,
-    pub(crate) blocking: Arc<ConcurrencyLimit>,
+    pub(crate) limits: Arc<Limits>,
     pub(crate) connections: Arc<ConcurrencyLimit>,
     /// In bytes.
     pub(crate) bodies: Arc<ConcurrencyLimit>,
     pub(crate) refused: RefusedCounts,
+    pub(crate) would_refuse: RefusedCounts,
     pub(crate) parked: Arc<AtomicU64>,
+    pub(crate) waiting: Arc<AtomicU64>,
     pub(crate) handshakes: Arc<AtomicU64>,
     pub(crate) buffered_bytes: Arc<AtomicU64>,
     pub(crate) inbound_bytes: Arc<AtomicU64>,
@@ -101,19 +120,15 @@ pub(crate) struct Gauges {
 }
 
 impl Gauges {
-    pub(crate) fn new(
-        calls: Arc<ConcurrencyLimit>,
-        blocking: Arc<ConcurrencyLimit>,
-        connections: Arc<ConcurrencyLimit>,
-        bodies: Arc<ConcurrencyLimit>,
-    ) -> Self {
+    pub(crate) fn new(limits: Arc<Limits>, connections: Arc<ConcurrencyLimit>, bodies: Arc<ConcurrencyLimit>) -> Self {
         Self {
-            calls,
-            blocking,
+            refused: RefusedCounts::new(limits.named().map(|limit| limit.name())),
+            would_refuse: RefusedCounts::new(limits.named().map(|limit| limit.name())),
+            limits,
             connections,
             bodies,
-            refused: RefusedCounts::default(),
             parked: Arc::default(),
+            waiting: Arc::default(),
             handshakes: Arc::default(),
             buffered_bytes: Arc::default(),
             inbound_bytes: Arc::default(),
@@ -130,9 +145,13 @@ impl Gauges {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {
-            calls: self.calls.snapshot(),
-            blocking: self.blocking.snapshot(),
+            calls: self.limits.global.snapshot(),
+            blocking: self.limits.blocking.snapshot(),
             calls_parked: self.parked.load(Ordering::Relaxed),
+            calls_waiting: self.waiting.load(Ordering::Relaxed),
+            limits: self.limits.named().map(|limit| (limit.name(), limit.snapshot())).collect(),
+            classes_shed: self.limits.priority().map_or(0, |gate| gate.level()),
+            tenants: self.limits.tenants().map(|tenants| tenants.snapshot()).unwrap_or_default(),
             connections: self.connections.snapshot().held,
             handshakes: self.handshakes.load(Ordering::Relaxed),
             buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
@@ -141,6 +160,8 @@ impl Gauges {
             body_bytes: self.bodies.snapshot().held,
             inbound_bytes: self.inbound_bytes.load(Ordering::Relaxed),
             refused: self.refused.snapshot(),
+            refused_by_reason: self.refused.reasons(),
+            would_refuse: self.would_refuse.snapshot(),
             panics: self.panics.load(Ordering::Relaxed),
             methods_demoted: self.methods_demoted.load(Ordering::Relaxed),
             protocol_errors: self.protocol_errors.load(Ordering::Relaxed),
@@ -164,6 +185,11 @@ impl Share {
         Self { total: Arc::clone(total), own: 0 }
     }
 
+    /// Another share of the same gauge.
+    pub(crate) fn another(&self) -> Self {
+        Self::of(&self.total)
+    }
+
     pub(crate) fn set(&mut self, own: usize) {
         let own = own as u64;
         if own != self.own {
@@ -180,11 +206,12 @@ impl Drop for Share {
     }
 }
 
-/// How many calls were turned away, by limit or reason.
+/// How many calls were turned away, by limit and reason.
 #[derive(Debug)]
 pub(crate) struct RefusedCounts {
-    by_limit: [(&'static str, AtomicU64); LIMITS.len()],
-    by_reason: Vec<(RefusalReason, AtomicU64)>,
+    limits: Vec<&'static str>,
+    /// A row for each limit, and one for what no limit of these refused; in it one for each reason.
+    counts: Vec<AtomicU64>,
 }
 
 /// The names of the limits that a server has by default.
@@ -195,34 +222,69 @@ pub(crate) const GLOBAL_RATE: &str = "global rate";
 pub(crate) const CONNECTION_RATE: &str = "connection rate";
 pub(crate) const GLOBAL_BODIES: &str = "global bodies";
 pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
-const LIMITS: [&str; 7] =
-    [GLOBAL, CONNECTION, BLOCKING, GLOBAL_RATE, CONNECTION_RATE, GLOBAL_BODIES, CONNECTION_BODIES];
-
-impl Default for RefusedCounts {
-    fn default() -> Self {
-        Self {
-            by_limit: LIMITS.map(|name| (name, AtomicU64::new(0))),
-            by_reason: RefusalReason::ALL.iter().map(|&reason| (reason, AtomicU64::new(0))).collect(),
-        }
-    }
-}
+pub(crate) const BYTES: &str = "bytes";
+pub(crate) const PRIORITY: &str = "priority";
+pub(crate) const CONNECTIONS: &str = "connections";
+pub(crate) const TENANT: &str = "tenant";
+pub(crate) const TENANT_RATE: &str = "tenant rate";
+/// What no limit of the user's may be called.
+pub(crate) const RESERVED_NAMES: [&str; 12] = [
+    GLOBAL,
+    CONNECTION,
+    BLOCKING,
+    GLOBAL_RATE,
+    CONNECTION_RATE,
+    GLOBAL_BODIES,
+    CONNECTION_BODIES,
+    BYTES,
+    CONNECTIONS,
+    PRIORITY,
+    TENANT,
+    TENANT_RATE,
+];
 
 impl RefusedCounts {
-    pub(crate) fn count(&self, refusal: &Refusal) {
-        let limit = self.by_limit.iter().find(|(name, _)| *name == refusal.limit()).map(|(_, count)| count);
-        let reason = || self.by_reason.iter().find(|(reason, _)| *reason == refusal.reason()).map(|(_, count)| count);
-        if let Some(count) = limit.or_else(reason) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Counts of the limits that a server always has, and of those named.
+    fn new(named: impl Iterator<Item = &'static str>) -> Self {
+        let named = named.filter(|name| !RESERVED_NAMES.contains(name));
+        let limits: Vec<_> = RESERVED_NAMES.into_iter().chain(named).collect();
+        let counts = (0..(limits.len() + 1) * REASONS).map(|_| AtomicU64::new(0)).collect();
+        Self { limits, counts }
     }
 
+    /// Counts a refusal, and says which of its kind it is.
+    pub(crate) fn count(&self, refusal: &Refusal) -> u64 {
+        let limit = self.limits.iter().position(|name| *name == refusal.limit()).unwrap_or(self.limits.len());
+        self.counts[limit * REASONS + refusal.reason() as usize].fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// By the limit, or by the reason where none of ours refused.
     fn snapshot(&self) -> BTreeMap<&'static str, u64> {
-        let by_limit = self.by_limit.iter().map(|(name, count)| (*name, count));
-        let by_reason = self.by_reason.iter().map(|(reason, count)| (reason.name(), count));
-        let counts = by_limit.chain(by_reason).map(|(name, count)| (name, count.load(Ordering::Relaxed)));
-        counts.filter(|&(_, count)| count > 0).collect()
+        let mut refused = BTreeMap::new();
+        for (limit, reason, count) in self.cells() {
+            *refused.entry(limit.unwrap_or(reason)).or_default() += count;
+        }
+        refused
+    }
+
+    /// By the reason alone.
+    fn reasons(&self) -> BTreeMap<&'static str, u64> {
+        let mut refused = BTreeMap::new();
+        for (_, reason, count) in self.cells() {
+            *refused.entry(reason).or_default() += count;
+        }
+        refused
+    }
+
+    fn cells(&self) -> impl Iterator<Item = (Option<&'static str>, &'static str, u64)> {
+        let limits = self.limits.iter().map(|limit| Some(*limit)).chain([None]);
+        let names = limits.flat_map(|limit| RefusalReason::ALL.iter().map(move |reason| (limit, reason.name())));
+        let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
+        names.zip(counts).map(|((limit, reason), count)| (limit, reason, count)).filter(|(.., count)| *count > 0)
     }
 }
+
+const REASONS: usize = RefusalReason::ALL.len();
 
 #[cfg(test)]
 mod tests {
@@ -244,12 +306,16 @@ mod tests {
 
     #[test]
     fn refusals_count_by_limit_and_without_one_by_reason() {
-        let counts = RefusedCounts::default();
+        let counts = RefusedCounts::new(["writes"].into_iter());
+        counts.count(&Refusal::new(RefusalReason::QueueFull).with_limit("writes", 1, 1));
         counts.count(&Refusal::new(RefusalReason::RateLimit).with_limit(GLOBAL_RATE, 1, 1));
         counts.count(&Refusal::new(RefusalReason::UnknownMethod));
         counts.count(&Refusal::new(RefusalReason::ConcurrencyLimit).with_limit("a user's own", 1, 1));
         let snapshot = counts.snapshot();
-        let expected = [("CONCURRENCY_LIMIT", 1), ("UNKNOWN_METHOD", 1), ("global rate", 1)];
+        let expected = [("CONCURRENCY_LIMIT", 1), ("UNKNOWN_METHOD", 1), ("global rate", 1), ("writes", 1)];
         assert_eq!(snapshot.into_iter().collect::<Vec<_>>(), expected);
+        let expected = [("CONCURRENCY_LIMIT", 1), ("QUEUE_FULL", 1), ("RATE_LIMIT", 1), ("UNKNOWN_METHOD", 1)];
+        assert_eq!(counts.reasons().into_iter().collect::<Vec<_>>(), expected);
+        assert!(RefusalReason::ALL.iter().enumerate().all(|(at, reason)| *reason as usize == at));
     }
 }

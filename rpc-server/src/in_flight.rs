@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rpc_core::{CallId, Context, Deadline};
+use rpc_core::{CallId, Context, Deadline, Refusal};
 use slab::Slab;
 use tokio::task::{AbortHandle, Id};
 
@@ -53,6 +53,9 @@ pub(crate) struct InFlight {
 pub(crate) struct Pending {
     pub(crate) id: CallId,
     pub(crate) method: u32,
+    pub(crate) received: Instant,
+    /// When its service was called, if it was.
+    pub(crate) began: Instant,
     pub(crate) deadline: Deadline,
     pub(crate) place: Place,
     /// If it has items.
@@ -85,6 +88,16 @@ pub(crate) struct Waiting {
     pub(crate) at: usize,
     pub(crate) future: HandlerFuture,
     pub(crate) waker: Arc<SlotWaker>,
+    /// Without it, it waits until its deadline.
+    pub(crate) patience: Option<Patience>,
+}
+
+/// How long a call waits in the pipeline.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    pub(crate) until: Instant,
+    /// What the call is told then.
+    pub(crate) otherwise: Refusal,
 }
 
 /// What a handler waits for. A panic in its drop ends here and is counted: it must not take other
@@ -133,7 +146,7 @@ impl InFlight {
     }
 
     pub(crate) fn insert(&mut self, call: Pending) -> usize {
-        if let Some(expiry) = call.deadline.instant() {
+        if let Some(expiry) = call.expiry() {
             self.next_expiry = earlier(self.next_expiry, Some(expiry));
         }
         if let (Some(upload), Some(rate)) = (call.place.upload(), self.least_rate) {
@@ -178,7 +191,7 @@ impl InFlight {
         self.next_expiry
     }
 
-    /// The keys of calls that have expired at `now`.
+    /// The keys of calls that have expired at `now`, or waited for as long as they may.
     ///
     /// It walks through all calls, of which there are not many, and at most once for each distinct
     /// deadline: cheaper than keeping a heap on the path of every call.
@@ -189,7 +202,7 @@ impl InFlight {
         let (expired, later): (Vec<_>, Vec<_>) = self
             .calls
             .iter()
-            .filter_map(|(key, call)| Some((key, call.deadline.instant()?)))
+            .filter_map(|(key, call)| Some((key, call.expiry()?)))
             .partition(|&(_, expiry)| expiry <= now);
         self.next_expiry = later.into_iter().map(|(_, expiry)| expiry).min();
         expired.into_iter().map(|(key, _)| key).collect()
@@ -239,9 +252,34 @@ impl InFlight {
         self.calls.iter().filter(|(_, call)| unended(call)).map(|(key, _)| key).collect()
     }
 
+    /// All calls.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Pending> {
+        self.calls.iter().map(|(_, call)| call)
+    }
+
     /// The keys of all calls.
     pub(crate) fn keys(&self) -> Vec<usize> {
         self.calls.iter().map(|(key, _)| key).collect()
+    }
+}
+
+impl Pending {
+    /// When it ends if nothing else happens.
+    fn expiry(&self) -> Option<Instant> {
+        earlier(self.deadline.instant(), self.patience().map(|patience| patience.until))
+    }
+
+    fn patience(&self) -> Option<&Patience> {
+        match &self.place {
+            Place::Waiting(waiting) => waiting.patience.as_ref(),
+            Place::Receiving(_) | Place::Slot(_) | Place::Task { .. } => None,
+        }
+    }
+
+    /// What it is told if it has waited for as long as it may, before its deadline.
+    pub(crate) fn waited_enough(&self, now: Instant) -> Option<Refusal> {
+        let patience = self.patience().filter(|_| !self.deadline.is_expired(now))?;
+        (patience.until <= now).then_some(patience.otherwise)
     }
 }
 
@@ -290,13 +328,8 @@ mod tests {
         let mut calls = InFlight::new(None, Share::of(&Arc::new(AtomicU64::new(0))));
         let now = Instant::now();
         let mut insert = |sequence, deadline| {
-            calls.insert(Pending {
-                id: CallId::new(sequence, 0),
-                method: 0,
-                deadline,
-                place: Place::Slot(0),
-                stream: None,
-            })
+            let (id, place) = (CallId::new(sequence, 0), Place::Slot(0));
+            calls.insert(Pending { id, method: 0, received: now, began: now, deadline, place, stream: None })
         };
         let second = Duration::from_secs(1);
         let late = insert(1, Deadline::after(now, second * 3));

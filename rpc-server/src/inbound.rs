@@ -23,7 +23,7 @@ use crate::{
     cut::Cut,
     ending::CLOSED_BY_HANDLER,
     gauges::CONNECTION,
-    in_flight::{HandlerFuture, Pending, Place, Receiving, Waiting},
+    in_flight::{HandlerFuture, Patience, Pending, Place, Receiving, Waiting},
     panics::contain,
     pipeline::Decision,
     ready::{Key, SlotWaker},
@@ -143,6 +143,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let mut opening = Opening {
             id,
             received: now,
+            let_in: now.instant,
             age,
             deadline: Deadline::from_wire(request.head.timeout_us, age, now.instant),
             codec: request.head.codec,
@@ -187,7 +188,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         // A task that was cancelled and has not ended is no call any more, but still costs what it holds.
         let pending = self.in_flight.len().max(self.tasks.len()) as u64;
-        let max = config.max_concurrent_calls_per_connection;
+        let max = self.server.limits.max_pending();
         if pending >= max {
             // Holds even if the user's pipeline has no limit: parked calls cost memory.
             return Err(Refusal::new(RefusalReason::ConcurrencyLimit)
@@ -225,10 +226,21 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 return Ok(());
             };
             match decision {
-                Decision::Refuse(refusal)
-                    if refusal.reason() == RefusalReason::ConcurrencyLimit && self.flush_frees(cx)? =>
+                Decision::Refuse(refusal) if is_for_want_of_permits(&refusal) && self.flush_frees(cx)? => from = at,
+                Decision::WaitUntil { otherwise, future, .. }
+                    if is_for_want_of_permits(&otherwise) && self.flush_frees(cx)? =>
                 {
+                    // It may be a user's, and panic.
+                    drop(HandlerFuture::new(future, &self.server.gauges.panics));
                     from = at;
+                }
+                Decision::Carry(permit) => {
+                    opening.permit.push(permit);
+                    from = at + 1;
+                }
+                Decision::Refuse(refusal) if self.server.limits.is_dry_run() && is_of_a_limit(&refusal) => {
+                    self.server.gauges.would_refuse.count(&refusal);
+                    from = at + 1;
                 }
                 decision => return self.decided(opening, method, body, at, decision),
             }
@@ -251,11 +263,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 let status = status.with_executed(Executed::Never);
                 self.respond(id, Some(method), at, Err(status), mem::take(&mut opening.permit).into());
             }
-            Decision::Wait(future) => self.wait(opening, method, body, at, future),
+            Decision::Wait(future) => self.wait(opening, method, body, at, future, None),
+            Decision::WaitUntil { until, otherwise, future } => {
+                self.wait(opening, method, body, at, future, Some(Patience { until, otherwise }));
+            }
             Decision::Close(message) => {
                 return Err(Broken::Refused(GoAwayReason::Other(CLOSED_BY_HANDLER), message));
             }
-            Decision::Pass => self.let_through(opening, method, body),
+            Decision::Pass | Decision::Carry(_) => {
+                unreachable!("a call that passes a handler is not stopped at it");
+            }
         }
         Ok(())
     }
@@ -265,11 +282,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if body.bytes().len() == opening.body_len as usize {
             return self.start(opening, method, body);
         }
-        let (id, deadline) = (opening.id, opening.deadline);
+        let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
         let upload = body.keep(opening.body_len, opening.received.instant);
         let stream = self.seat(opening);
         let receiving = Receiving { opening: opening.take(), upload };
-        self.in_flight.insert(Pending { id, method, deadline, place: Place::Receiving(Box::new(receiving)), stream });
+        let place = Place::Receiving(Box::new(receiving));
+        self.in_flight.insert(Pending { id, method, received, began: received, deadline, place, stream });
     }
 
     /// Whether writing gave permits back. Finished calls whose responses wait in the buffer are not
@@ -290,15 +308,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         body: &mut Body<'_>,
         at: usize,
         future: Pin<Box<dyn Future<Output = Decision> + Send>>,
+        patience: Option<Patience>,
     ) {
         let key = self.in_flight.next_key();
         let waker = SlotWaker::new(&self.ready, Key::Waiting(key));
-        let (id, deadline) = (opening.id, opening.deadline);
+        let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
         let future = HandlerFuture::new(future, &self.server.gauges.panics);
         let upload = body.keep(opening.body_len, opening.received.instant);
         let stream = self.seat(opening);
-        let waiting = Waiting { opening: opening.take(), upload, at, future, waker };
-        self.in_flight.insert(Pending { id, method, deadline, place: Place::Waiting(Box::new(waiting)), stream });
+        let waiting = Waiting { opening: opening.take(), upload, at, future, waker, patience };
+        let place = Place::Waiting(Box::new(waiting));
+        self.in_flight.insert(Pending { id, method, received, began: received, deadline, place, stream });
         // Nothing else polls it for the first time.
         self.ready.push(Key::Waiting(key));
     }
@@ -328,13 +348,22 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         opening.stream = stream;
         let mut body = Body::Kept(upload);
+        opening.let_in = clock::now();
         match decision {
             // Its deadline is looked at again: it may have passed in this very turn.
-            Decision::Pass if opening.deadline.is_expired(clock::now()) => {
+            Decision::Pass | Decision::Carry(_) if opening.deadline.is_expired(opening.let_in) => {
+                drop(decision);
                 self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
                 Ok(())
             }
             Decision::Pass => self.admit(&mut opening, method, &mut body, at + 1, cx),
+            Decision::Carry(permit) => {
+                if let Some(feedback) = &self.server.feedback {
+                    feedback.waited(method, opening.let_in.saturating_duration_since(opening.received.instant));
+                }
+                opening.permit.push(permit);
+                self.admit(&mut opening, method, &mut body, at + 1, cx)
+            }
             decision => self.decided(&mut opening, method, &mut body, at, decision),
         }
     }
@@ -358,6 +387,31 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         Ok(())
     }
+}
+
+/// Whether permits that come back would let the call pass.
+fn is_for_want_of_permits(refusal: &Refusal) -> bool {
+    matches!(
+        refusal.reason(),
+        RefusalReason::ConcurrencyLimit
+            | RefusalReason::QueueFull
+            | RefusalReason::QueueTimeout
+            | RefusalReason::BodyBudget
+    )
+}
+
+/// Whether a limit that is only tried out lets the call pass nevertheless.
+fn is_of_a_limit(refusal: &Refusal) -> bool {
+    is_for_want_of_permits(refusal)
+        || matches!(
+            refusal.reason(),
+            RefusalReason::ConcurrencyNeverPasses
+                | RefusalReason::DeadlineTooShort
+                | RefusalReason::PriorityShed
+                | RefusalReason::RateLimit
+                | RefusalReason::RateContended
+                | RefusalReason::RateNeverPasses
+        )
 }
 
 fn unexpected(frame: &Frame<'_>) -> Broken {

@@ -17,6 +17,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     blocking::{Blocking, BlockingMethod},
     error::BuildError,
+    limits::MethodLimits,
     ready::Ready,
     unary::{ConnMethod, Shape, Typed, Unary, Untouched},
 };
@@ -34,11 +35,24 @@ pub trait Service {
 
 /// Where a [`Service`] puts its methods.
 pub struct ServiceMethods<'a> {
-    pub(crate) service: String,
-    pub(crate) methods: &'a mut Methods,
+    service: String,
+    methods: &'a mut Methods,
+    limits: MethodLimits,
+}
+
+impl<'a> ServiceMethods<'a> {
+    pub(crate) fn new(service: String, methods: &'a mut Methods) -> Self {
+        Self { service, methods, limits: MethodLimits::new() }
+    }
 }
 
 impl ServiceMethods<'_> {
+    /// Sets what limits each method of the service has that are added from now on, unless its own options
+    /// or the server's configuration say otherwise. A number is the default of each method, not their sum.
+    pub fn limits(&mut self, limits: MethodLimits) {
+        self.limits = limits;
+    }
+
     /// Adds a method that takes the tuple `A` and returns `R`, both in the call's codec.
     pub fn unary<A, R, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
@@ -82,14 +96,18 @@ impl ServiceMethods<'_> {
         self.add_blocking::<Untouched, F>(name, options, handler);
     }
 
-    fn add_blocking<S, F>(&mut self, name: &str, _: MethodOptions, handler: F)
+    fn add_blocking<S, F>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
         S: Shape,
         F: Fn(&Context, S::Args) -> Result<S::Reply, Status> + Clone + Send + Sync + 'static,
     {
         let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, false).blocking();
         let run = Run::Blocking(Box::new(Blocking::<S, F>::new(handler)));
-        self.methods.add(Method { info: Arc::new(info), run });
+        self.methods.add(self.method(info, run, options));
+    }
+
+    fn method(&self, info: MethodInfo, run: Run, options: MethodOptions) -> Method {
+        Method { info: Arc::new(info), run, limits: options.limits(), service_limits: self.limits.clone() }
     }
 
     pub(crate) fn add<S, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
@@ -102,7 +120,7 @@ impl ServiceMethods<'_> {
             Box::new(Unary::<S, F, Fut>::new(handler.clone(), index, Arc::clone(ready)))
         };
         let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, options.spawn).of_kind(S::KIND);
-        self.methods.add(Method { info: Arc::new(info), run: Run::Polled(Box::new(make)) });
+        self.methods.add(self.method(info, Run::Polled(Box::new(make)), options));
     }
 }
 
@@ -118,6 +136,12 @@ impl fmt::Debug for ServiceMethods<'_> {
 pub struct MethodOptions {
     /// Run every call in a task of its own instead of polling it in its connection's task.
     pub spawn: bool,
+    /// Calls in flight in the whole server, see [`MethodLimits::max_concurrent_calls`].
+    pub max_concurrent_calls: Option<u64>,
+    /// For how many calls a call counts, see [`MethodLimits::weight`].
+    pub weight: Option<u32>,
+    /// The pool in which calls count, see [`MethodLimits::pool`].
+    pub pool: Option<&'static str>,
 }
 
 impl MethodOptions {
@@ -126,6 +150,32 @@ impl MethodOptions {
     pub const fn spawn(mut self, spawn: bool) -> Self {
         self.spawn = spawn;
         self
+    }
+
+    /// Calls in flight in the whole server; `#[rpc(max_concurrent_calls = 8)]`.
+    #[must_use]
+    pub const fn max_concurrent_calls(mut self, max: u64) -> Self {
+        self.max_concurrent_calls = Some(max);
+        self
+    }
+
+    /// For how many calls a call counts; `#[rpc(weight = 4)]`.
+    #[must_use]
+    pub const fn weight(mut self, weight: u32) -> Self {
+        self.weight = Some(weight);
+        self
+    }
+
+    /// The pool in which calls count; `#[rpc(pool = "reports")]`.
+    #[must_use]
+    pub const fn pool(mut self, name: &'static str) -> Self {
+        self.pool = Some(name);
+        self
+    }
+
+    fn limits(&self) -> MethodLimits {
+        let Self { max_concurrent_calls, weight, pool, .. } = *self;
+        MethodLimits { max_concurrent_calls, weight, pool: pool.map(str::to_owned) }
     }
 }
 
@@ -137,6 +187,8 @@ pub struct MethodInfo {
     untouched: bool,
     blocking: bool,
     kind: CallKind,
+    index: u32,
+    weight: u32,
     spawn: AtomicBool,
     slow_polls: AtomicU32,
     usual_reply: AtomicUsize,
@@ -150,6 +202,8 @@ impl MethodInfo {
             untouched,
             blocking: false,
             kind: CallKind::Unary,
+            index: 0,
+            weight: 1,
             spawn: AtomicBool::new(spawn),
             slow_polls: AtomicU32::new(0),
             usual_reply: AtomicUsize::new(0),
@@ -196,6 +250,17 @@ impl MethodInfo {
         self.spawn.load(Ordering::Relaxed)
     }
 
+    /// For how many calls a call counts in rates, and in limits of calls in flight other than the
+    /// method's own.
+    pub fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    /// Which of the server's methods it is.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
     /// How long replies are of late in bytes, where calls run in tasks: as the longest, or less.
     pub(crate) fn usual_reply(&self) -> usize {
         self.usual_reply.load(Ordering::Relaxed)
@@ -228,6 +293,17 @@ const SLOW_POLLS: u32 = 8;
 pub(crate) struct Method {
     pub(crate) info: Arc<MethodInfo>,
     pub(crate) run: Run,
+    /// As its options have them.
+    pub(crate) limits: MethodLimits,
+    /// As its service has them for each of its methods.
+    pub(crate) service_limits: MethodLimits,
+}
+
+impl Method {
+    /// Sets what its calls weigh, before there are any.
+    pub(crate) fn set_weight(&mut self, weight: u32) {
+        Arc::get_mut(&mut self.info).expect("nobody has seen it yet").weight = weight;
+    }
 }
 
 /// How calls of a method are run.
@@ -261,6 +337,14 @@ impl Methods {
         self.methods.len()
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Method> {
+        self.methods.iter()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Method> {
+        self.methods.iter_mut()
+    }
+
     pub(crate) fn any_blocking(&self) -> bool {
         self.methods.iter().any(|method| method.info.is_blocking())
     }
@@ -273,8 +357,9 @@ impl Methods {
         }
     }
 
-    fn add(&mut self, method: Method) {
+    fn add(&mut self, mut method: Method) {
         let index = self.methods.len() as u32;
+        Arc::get_mut(&mut method.info).expect("nobody has seen it yet").index = index;
         if let Some(other) = self.by_id.insert(method.info.id, index) {
             let first = self.methods[other as usize].info.path.clone();
             self.collision.get_or_insert((first, method.info.path.clone()));
@@ -319,7 +404,7 @@ mod tests {
 
     fn register(service: &str, names: &[&str]) -> Methods {
         let mut methods = Methods::default();
-        let mut registry = ServiceMethods { service: service.to_owned(), methods: &mut methods };
+        let mut registry = ServiceMethods::new(service.to_owned(), &mut methods);
         for name in names {
             registry.unary(name, MethodOptions::default(), |_: &Context, (): ()| async { Ok(()) });
         }

@@ -16,6 +16,13 @@ use crate::{
 };
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+    /// Tells of one refusal of many: a line for each would cost more than they do.
+    #[cold]
+    fn log_refusal(&self, refusal: &Refusal, refused: u64) {
+        let (reason, limit) = (refusal.reason().name(), refusal.limit());
+        tracing::debug!(connection = %self.info, reason, limit, tenant = refusal.tenant(), refused, "a call is refused");
+    }
+
     /// Answers a call whose service has ended.
     pub(crate) fn service_ended(
         &mut self,
@@ -48,7 +55,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Turns a call away. Nothing is allocated, and no permit is held for it.
     pub(crate) fn refuse(&mut self, id: CallId, method: Option<u32>, upto: usize, refusal: &Refusal) {
-        self.server.gauges.refused.count(refusal);
+        let count = self.server.gauges.refused.count(refusal);
+        if count.is_power_of_two() || count.is_multiple_of(LOGGED_REFUSALS) {
+            self.log_refusal(refusal, count);
+        }
         if upto > 0 {
             let info = CallInfo { id, method: method.map(|index| &*self.server.methods.get(index).info) };
             let mut response = Outbound::new(Answer::Refusal(refusal));
@@ -143,3 +153,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.server.note_cut(CutCall { id: *id, method, connection: (*self.info).clone(), started });
     }
 }
+
+/// Of refusals by one limit, the first is logged, the second, the fourth and so on, and every one of so many.
+const LOGGED_REFUSALS: u64 = 1 << 16;

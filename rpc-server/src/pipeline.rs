@@ -1,9 +1,9 @@
 //! The ordered list of handlers that every call of a connection passes: inbound first to last,
 //! outbound last to first.
 
-use std::{fmt, pin::Pin};
+use std::{fmt, pin::Pin, time::Instant};
 
-use rpc_core::{CallId, ConnectionInfo, Metadata, Refusal, Status};
+use rpc_core::{CallId, ConnectionInfo, Metadata, Refusal, Status, limit::ConcurrencyPermit};
 
 use crate::{
     call::Call,
@@ -49,8 +49,9 @@ pub trait Handler: Send {
     }
 
     /// A call on its way in. Its body has not been decoded. A handler that refuses a call for
-    /// [`rpc_core::RefusalReason::ConcurrencyLimit`] is asked again if writing finished responses
-    /// gave permits back.
+    /// [`rpc_core::RefusalReason::ConcurrencyLimit`], or lets it wait and otherwise would refuse it for
+    /// [`rpc_core::RefusalReason::QueueTimeout`], is asked again if writing finished responses gave permits
+    /// back.
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         let _ = call;
         Decision::Pass
@@ -114,6 +115,18 @@ pub enum Decision {
     /// behind this handler. Its deadline and its caller's cancellation end the wait and drop the
     /// future.
     Wait(Pin<Box<dyn Future<Output = Self> + Send>>),
+    /// As [`Decision::Wait`], but not for ever.
+    WaitUntil {
+        /// When the wait ends.
+        until: Instant,
+        /// What the call is told if the future has not decided by then.
+        otherwise: Refusal,
+        /// What decides; dropped when the wait ends.
+        future: Pin<Box<dyn Future<Output = Self> + Send>>,
+    },
+    /// On to the next handler, with a permit that the call carries from now on. What a future decides
+    /// that has waited for one.
+    Carry(ConcurrencyPermit),
     /// The connection is closed with this message for the peer; calls in flight are cancelled.
     Close(String),
 }
@@ -125,6 +138,10 @@ impl fmt::Debug for Decision {
             Self::Refuse(refusal) => f.debug_tuple("Refuse").field(refusal).finish(),
             Self::Answer(status) => f.debug_tuple("Answer").field(status).finish(),
             Self::Wait(_) => f.write_str("Wait"),
+            Self::WaitUntil { until, otherwise, .. } => {
+                f.debug_struct("WaitUntil").field("until", until).field("otherwise", otherwise).finish_non_exhaustive()
+            }
+            Self::Carry(permit) => f.debug_tuple("Carry").field(permit).finish(),
             Self::Close(message) => f.debug_tuple("Close").field(message).finish(),
         }
     }

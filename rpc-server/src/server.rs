@@ -4,7 +4,7 @@ use std::{
     fmt, io,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU8, AtomicU64, Ordering},
     },
     time::Duration,
@@ -30,11 +30,17 @@ use crate::{
     config::Config,
     connection::Connection,
     error::{BindError, BuildError},
-    gauges::{BLOCKING, CONNECTION, CONNECTION_RATE, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Snapshot},
-    handlers::{BlockingHandler, ConcurrencyHandler, DeadlineHandler, RateHandler},
+    feedback::{Feedback, SharedFeedback},
+    gauges::{CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Share, Snapshot},
+    handlers::{
+        BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, PriorityHandler, RateHandler,
+        TenantRateHandler,
+    },
+    limits::Limits,
+    live::LiveLimits,
     method::Methods,
+    peer::Peer,
     pipeline::Pipeline,
-    ready::Ready,
 };
 
 /// A server: services, limits, and the pipeline that each connection gets.
@@ -195,6 +201,17 @@ impl ServerHandle {
         self.core.gauges.snapshot()
     }
 
+    /// Waits for `event`, and says whether the server was not shut down before.
+    #[cfg(feature = "metrics")]
+    pub(crate) async fn is_serving_after<T>(&self, event: impl Future<Output = T>) -> bool {
+        self.core.leaving.run_until_cancelled(event).await.is_some()
+    }
+
+    /// The limits of the server, to be read, changed and tried out while calls run.
+    pub fn limits(&self) -> LiveLimits {
+        LiveLimits::new(&self.core)
+    }
+
     /// Sets the limit of calls in flight in the whole server. It may lie below what is in flight;
     /// it then holds as soon as enough calls have ended. `None` is no limit.
     ///
@@ -202,7 +219,7 @@ impl ServerHandle {
     ///
     /// The limit is zero.
     pub fn set_max_concurrent_calls(&self, max: Option<u64>) -> Result<(), ConcurrencyError> {
-        self.core.gauges.calls.set_max(max)
+        self.core.limits.global.set_max(max)
     }
 
     /// Sets the limit of blocking calls in flight in the whole server. It may lie below what is in
@@ -212,7 +229,7 @@ impl ServerHandle {
     ///
     /// The limit is zero.
     pub fn set_max_blocking_calls(&self, max: u64) -> Result<(), ConcurrencyError> {
-        self.core.gauges.blocking.set_max(Some(max))
+        self.core.limits.blocking.set_max(Some(max))
     }
 
     /// Sets the rate of the whole server. What the bucket owes stays owed.
@@ -280,14 +297,18 @@ pub(crate) type Initializer = Box<dyn Fn(&mut Pipeline, &ConnectionInfo) + Send 
 pub(crate) struct ServerCore {
     pub(crate) config: Config,
     pub(crate) methods: Methods,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) feedback: SharedFeedback,
     pub(crate) gauges: Gauges,
     global_rate: Option<Arc<RateLimit>>,
+    /// Of connections to come.
+    connection_rate: Mutex<Option<Rate>>,
     initializer: Option<Initializer>,
     phase: AtomicU8,
     leaving: CancellationToken,
     tracker: TaskTracker,
     /// For waking every connection when the phase changes.
-    connections: DashMap<ConnectionId, Arc<Ready>>,
+    connections: DashMap<ConnectionId, Arc<Peer>>,
     next_connection: AtomicU64,
     /// Connections that are being told that there are too many.
     turned_away: Arc<ConcurrencyLimit>,
@@ -295,7 +316,11 @@ pub(crate) struct ServerCore {
 }
 
 impl ServerCore {
-    pub(crate) fn new(config: Config, methods: Methods, initializer: Option<Initializer>) -> Result<Self, BuildError> {
+    pub(crate) fn new(
+        config: Config,
+        mut methods: Methods,
+        initializer: Option<Initializer>,
+    ) -> Result<Self, BuildError> {
         config.check()?;
         methods.check()?;
         let concurrency =
@@ -308,13 +333,16 @@ impl ServerCore {
         // Connections make theirs of the same settings; they must not fail then.
         rate(CONNECTION_RATE, config.rate_per_connection)?;
         rate("control frames", config.control_frame_rate)?;
-        let calls = concurrency(crate::gauges::GLOBAL, config.max_concurrent_calls)?;
-        let blocking = concurrency(BLOCKING, Some(config.max_blocking_calls))?;
-        let connections = concurrency("connections", Some(config.max_connections))?;
+        let limits = Arc::new(Limits::new(&config, &mut methods)?);
+        let feedback = Feedback::new(&config, &limits, &methods)?.map(Arc::new);
+        let connections = concurrency(CONNECTIONS, Some(config.max_connections))?;
         let bodies = concurrency(GLOBAL_BODIES, Some(config.body_budget))?;
         Ok(Self {
+            connection_rate: Mutex::new(config.rate_per_connection),
             global_rate: rate(GLOBAL_RATE, config.rate)?.map(Arc::new),
-            gauges: Gauges::new(calls, blocking, connections, bodies),
+            gauges: Gauges::new(Arc::clone(&limits), connections, bodies),
+            limits,
+            feedback,
             methods,
             initializer,
             phase: AtomicU8::new(Phase::Serving as u8),
@@ -341,34 +369,65 @@ impl ServerCore {
     }
 
     /// The default pipeline: cheapest first, narrow to wide. Then the user's changes to it.
-    pub(crate) fn build_pipeline(&self, pipeline: &mut Pipeline, connection: &ConnectionInfo) {
-        let config = &self.config;
-        pipeline.add_last("deadline", DeadlineHandler::new());
-        if let Some(rate) = config.rate_per_connection {
-            let limit = RateLimit::new(CONNECTION_RATE, rate).expect("checked when the server was built");
-            pipeline.add_last("connection rate", RateHandler::new(Arc::new(limit)));
+    pub(crate) fn build_pipeline(&self, pipeline: &mut Pipeline, connection: &ConnectionInfo, peer: &Peer) {
+        pipeline.add_last("deadline", DeadlineHandler::with(self.feedback.clone()));
+        if let Some(gate) = self.limits.priority() {
+            pipeline.add_last("priority", PriorityHandler::new(Arc::clone(gate)));
+        }
+        let rate = *self.connection_rate();
+        if let Some(rate) = rate {
+            let limit = Arc::new(RateLimit::new(CONNECTION_RATE, rate).expect("checked when it was set"));
+            peer.has_rate(&limit);
+            // It may have been changed for those who are known, just before this one was.
+            if let Some(rate) = *self.connection_rate() {
+                limit.reconfigure(rate, Reading::now().ticks).expect("checked when it was set");
+            }
+            pipeline.add_last("connection rate", RateHandler::new(limit));
+        }
+        if let Some(tenants) = self.limits.tenants().filter(|tenants| tenants.have_rates()) {
+            pipeline.add_last("tenant rate", TenantRateHandler::new(tenants));
         }
         if let Some(limit) = &self.global_rate {
             pipeline.add_last("global rate", RateHandler::new(Arc::clone(limit)));
         }
-        let max = Some(config.max_concurrent_calls_per_connection);
-        let of_connection = ConcurrencyLimit::within(Arc::clone(&self.gauges.calls), CONNECTION, max)
-            .expect("checked when the server was built");
-        pipeline.add_last("concurrency", ConcurrencyHandler::new(of_connection, config.concurrency_retry_delay));
-        if self.methods.any_blocking() {
-            let limit = Arc::clone(&self.gauges.blocking);
-            pipeline.add_last("blocking", BlockingHandler::new(limit, config.concurrency_retry_delay));
-        }
+        self.add_concurrency(pipeline, connection, peer);
         if let Some(initializer) = &self.initializer {
             initializer(pipeline, connection);
         }
+    }
+
+    /// The handlers of calls in flight: those of few limits if there are no more, which cost less.
+    fn add_concurrency(&self, pipeline: &mut Pipeline, connection: &ConnectionInfo, peer: &Peer) {
+        let (limits, retry_delay) = (&self.limits, self.limits.retry_delay());
+        if limits.are_many() {
+            let waiting = Share::of(&self.gauges.waiting);
+            let line = connection.id.as_u64();
+            let of_connection = limits.of_connection();
+            self.has_limit(peer, &of_connection);
+            let handler = GroupHandler::new(Arc::clone(limits), of_connection, line, waiting, self.feedback.clone());
+            pipeline.add_last("concurrency", handler);
+            return;
+        }
+        let of_connection = limits.of_plain_connection();
+        self.has_limit(peer, &of_connection);
+        pipeline.add_last("concurrency", ConcurrencyHandler::new(of_connection, retry_delay));
+        if self.methods.any_blocking() {
+            pipeline.add_last("blocking", BlockingHandler::new(Arc::clone(&limits.blocking), retry_delay));
+        }
+    }
+
+    /// Makes the limit of a connection known to those who change it.
+    fn has_limit(&self, peer: &Peer, limit: &Arc<ConcurrencyLimit>) {
+        peer.has_limit(limit);
+        // It may have been changed for those who are known, just before this one was.
+        limit.set_max(Some(self.limits.max_per_connection())).expect("it is never zero");
     }
 
     pub(crate) fn hello(&self, config: &Config) -> Hello {
         let mut hello = Hello::default();
         hello.max_frame = config.max_frame;
         hello.max_message = config.max_message;
-        hello.advised_calls = u32::try_from(config.max_concurrent_calls_per_connection).unwrap_or(u32::MAX);
+        hello.advised_calls = u32::try_from(self.limits.max_pending()).unwrap_or(u32::MAX);
         hello.stream_window = config.stream_window;
         hello.codecs = config.codecs;
         hello
@@ -390,9 +449,9 @@ impl ServerCore {
         T: AsyncRead + AsyncWrite + Unpin,
     {
         let id = ConnectionId::new(self.next_connection.fetch_add(1, Ordering::Relaxed));
-        let ready = Arc::new(Ready::default());
-        let registered = Registered::new(self, id, &ready);
-        Connection::new(transport, Arc::clone(self), ConnectionInfo { id, peer }, ready).run().await;
+        let known = Arc::new(Peer::default());
+        let registered = Registered::new(self, id, &known);
+        Connection::new(transport, Arc::clone(self), ConnectionInfo { id, peer }, known).run().await;
         drop(registered);
         drop(permit);
     }
@@ -414,7 +473,21 @@ impl ServerCore {
         let mut connections: Vec<_> = self.connections.iter().map(|entry| (*entry.key(), Arc::clone(&entry))).collect();
         // In an order that does not depend on a hash, so that a simulation repeats itself.
         connections.sort_unstable_by_key(|(id, _)| *id);
-        connections.iter().for_each(|(_, ready)| ready.wake_connection());
+        connections.iter().for_each(|(_, peer)| peer.ready.wake_connection());
+    }
+
+    /// The connections that are open.
+    pub(crate) fn peers(&self) -> Vec<Arc<Peer>> {
+        self.connections.iter().map(|entry| Arc::clone(&entry)).collect()
+    }
+
+    pub(crate) fn global_rate(&self) -> Option<&Arc<RateLimit>> {
+        self.global_rate.as_ref()
+    }
+
+    /// The rate of connections to come.
+    pub(crate) fn connection_rate(&self) -> MutexGuard<'_, Option<Rate>> {
+        self.connection_rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn begin_drain(&self) {
@@ -451,8 +524,8 @@ struct Registered<'a> {
 }
 
 impl<'a> Registered<'a> {
-    fn new(core: &'a ServerCore, id: ConnectionId, ready: &Arc<Ready>) -> Self {
-        core.connections.insert(id, Arc::clone(ready));
+    fn new(core: &'a ServerCore, id: ConnectionId, peer: &Arc<Peer>) -> Self {
+        core.connections.insert(id, Arc::clone(peer));
         Self { core, id }
     }
 }

@@ -1,7 +1,10 @@
 //! Bodies that arrive in parts: what they reserve, how they are put together, and how slowly they may
 //! come.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
 
 use rpc_codec::{GoAwayReason, MIN_PART_LEN};
 use rpc_core::{
@@ -21,12 +24,17 @@ use crate::{
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Takes what a body in parts will need, before any of it is kept.
     pub(crate) fn reserve_body(&mut self, len: u32) -> Result<Reservation, Refusal> {
-        let Self { server, bodies, .. } = self;
+        let Self { server, bodies, peer, .. } = self;
         let config = &server.config;
         let limit = bodies.get_or_insert_with(|| {
-            let max = Some(config.body_budget_per_connection);
-            ConcurrencyLimit::within(Arc::clone(&server.gauges.bodies), CONNECTION_BODIES, max)
-                .expect("checked when the server was built")
+            let max = Some(server.limits.body_budget_per_connection_word().load(Ordering::Relaxed));
+            let limit = ConcurrencyLimit::within(Arc::clone(&server.gauges.bodies), CONNECTION_BODIES, max)
+                .expect("it is never zero");
+            peer.has_limit(&limit);
+            // It may have been changed for those who are known, just before this one was.
+            let max = server.limits.body_budget_per_connection_word().load(Ordering::Relaxed);
+            limit.set_max(Some(max)).expect("it is never zero");
+            limit
         });
         limit.try_reserve(len.into()).map_err(|full| {
             Refusal::new(RefusalReason::BodyBudget)
@@ -73,6 +81,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         };
         let Receiving { mut opening, upload } = *receiving;
         opening.stream = stream;
+        opening.let_in = now.instant;
         if opening.deadline.is_expired(now.instant) {
             let handlers = self.pipeline.len();
             self.refuse(opening.id, Some(method), handlers, &Refusal::new(RefusalReason::DeadlineExpired));
@@ -82,8 +91,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.batch.count();
     }
 
-    /// Turns a call away whose body is not complete.
-    fn refuse_pending(&mut self, key: usize, refusal: &Refusal) {
+    /// Turns a call away that waits in the pipeline or for its body.
+    pub(crate) fn refuse_pending(&mut self, key: usize, refusal: &Refusal) {
         let Some(Pending { id, method, place, stream, .. }) = self.in_flight.remove(key) else { return };
         if let Some(seat) = &stream {
             self.note_stream_end(seat);

@@ -205,6 +205,12 @@ impl Writer {
         self.unwritten.len() + self.parted.len()
     }
 
+    /// Calls whose responses have not left.
+    pub(crate) fn unwritten_calls(&self) -> impl Iterator<Item = (CallId, Option<u32>)> {
+        let whole = self.unwritten.iter().map(|response| (response.id, response.method));
+        whole.chain(self.parted.iter().map(|parted| (parted.id, parted.method)))
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.writable() == 0
             && self.unwritten.is_empty()

@@ -4,7 +4,11 @@
 use rpc_codec::{CodecId, EMPTY_RESPONSE_LEN, Hello, OpenMessage, RequestHead, SendBounds};
 use rpc_core::{CallId, Metadata, MethodId};
 use serde::{Deserialize, Serialize};
-use sluicegate::{Server, limit::Rate, server::ServerHandle};
+use sluicegate::{
+    Server,
+    limit::Rate,
+    server::{MethodLimits, ServerHandle, TenantLimits, Tenants, WaitQueue},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -128,5 +132,55 @@ fn a_refused_call_allocates_nothing() {
         assert!(details_len > 64, "a refusal with its details");
         assert_eq!(allocations, 0);
         assert_eq!(handle.snapshot().refused["global rate"], 2 * CALLS - 1);
+    });
+}
+
+/// Everything that can be limited, and none of it reached.
+fn with_all_limits() -> Server {
+    let rate = Rate::per_second(1e6).burst(1_000_000);
+    let tenant = TenantLimits::new().max_concurrent_calls(50).rate(rate);
+    let method = MethodLimits::new().max_concurrent_calls(40).weight(2).pool("echoes");
+    Server::builder()
+        .service(EchoServer::new(Echoing))
+        .max_concurrent_calls(80)
+        .pool("echoes", 60)
+        .method_limits("Echo/echo", method)
+        .tenants(Tenants::by_metadata("tenant", tenant))
+        .max_bytes_in_flight(100_000_000)
+        .wait_queue(WaitQueue::default())
+        .rate(rate)
+        .rate_per_connection(rate)
+        .shed_by_priority(true)
+        .refuse_late_calls(true)
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn with_every_limit_there_is_a_call_allocates_no_more() {
+    runtime().block_on(async {
+        let (mut peer, handle) = Peer::connect(&with_all_limits()).await;
+        peer.call(CALLS).await;
+        let (body_len, allocations) = peer.call(CALLS).await;
+        assert!(body_len > 64, "a reply");
+        assert_eq!(allocations, 2 * CALLS, "a String and a Vec for each call");
+        let snapshot = handle.snapshot();
+        assert_eq!((snapshot.calls.acquired, snapshot.limits["echoes"].acquired), (4 * CALLS, 4 * CALLS));
+        assert_eq!((snapshot.limits["Echo/echo"].acquired, snapshot.tenants.held), (2 * CALLS, 0));
+    });
+}
+
+#[test]
+fn a_call_that_one_of_many_limits_refuses_allocates_nothing() {
+    runtime().block_on(async {
+        let server = with_all_limits();
+        let (mut peer, handle) = Peer::connect(&server).await;
+        peer.call(CALLS).await;
+        // Lower than a call weighs, so that none passes.
+        handle.limits().set_max("echoes", Some(1)).unwrap();
+        peer.call(CALLS).await;
+        let (details_len, allocations) = peer.call(CALLS).await;
+        assert!(details_len > 64, "a refusal with its details");
+        assert_eq!((allocations, handle.snapshot().refused["echoes"]), (0, 2 * CALLS));
     });
 }

@@ -437,3 +437,60 @@ async fn a_limit_that_refuses_a_call_which_waited_before_it_leaves_no_trace() {
     drop(peer);
     harness.assert_idle().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_a_handler_bounds_ends_with_the_refusal_it_names() {
+    let harness = with_handler(|| {
+        Deciding(|call: &mut Call<'_>| {
+            let otherwise = Refusal::new(RefusalReason::QueueTimeout).with_limit("of the test", 5, 0);
+            let until = call.received() + 30 * MS;
+            match call.id().sequence() {
+                1 => Decision::WaitUntil { until, otherwise, future: Box::pin(std::future::pending()) },
+                _ => Decision::WaitUntil { until, otherwise, future: Box::pin(async { Decision::Pass }) },
+            }
+        })
+    });
+    let mut peer = harness.peer().await;
+    let began = tokio::time::Instant::now();
+    for id in 1..=2 {
+        peer.send(&Req::new(id, method::ECHO, ("hi",)).bytes()).await;
+    }
+    assert_eq!(peer.reply::<String>(2).await, "hi");
+    let (status, _) = peer.answer(1).await;
+    let info = status.error_info().unwrap();
+    assert_eq!((&*info.reason, info.metadata.get_str("limit")), ("QUEUE_TIMEOUT", Some("of the test")));
+    assert_eq!((began.elapsed(), status.executed()), (30 * MS, Executed::Never));
+    peer.part().await;
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_a_handler_gives_a_call_comes_back_when_it_was_answered_or_its_deadline_was_missed() {
+    let limit = sluicegate::limit::ConcurrencyLimit::new("of the test", Some(2)).unwrap();
+    let (given, limit) = (Arc::clone(&limit), limit);
+    let harness = with_handler(move || {
+        let limit = Arc::clone(&limit);
+        Deciding(move |call: &mut Call<'_>| {
+            let permit = limit.try_acquire().expect("there is room");
+            match call.id().sequence() {
+                1 => Decision::Carry(permit),
+                _ => Decision::Wait(Box::pin(async {
+                    sleep(20 * MS).await;
+                    Decision::Carry(permit)
+                })),
+            }
+        })
+    });
+    let mut peer = harness.peer().await;
+    peer.send(&Req::new(1, method::GATE, (1_u64,)).bytes()).await;
+    harness.until_running(1).await;
+    peer.send(&Req::new(2, method::ECHO, ("hi",)).timeout(20 * MS).bytes()).await;
+    assert_eq!(peer.answer(2).await.0.code(), StatusCode::DeadlineExceeded);
+    assert_eq!(given.snapshot().held, 1);
+    harness.probe.open_gate();
+    peer.answer(1).await;
+    harness.until_flushed(0).await;
+    peer.part().await;
+    assert_eq!(given.snapshot().held, 0);
+    harness.assert_idle().await;
+}

@@ -16,6 +16,8 @@ mod handlers;
 mod hesitation;
 mod io_faults;
 mod keepalive;
+mod limits_live;
+mod metrics;
 mod protocol;
 mod stream_states;
 mod timeouts;

@@ -62,6 +62,11 @@ pub(crate) mod method {
 /// The name of the service on the wire.
 pub(crate) const SERVICE: &str = "test.Probe";
 
+/// The path of a method of [`Probe`], by its name.
+pub(crate) fn path(name: &str) -> String {
+    format!("{SERVICE}/{name}")
+}
+
 /// What a panicking method says. No peer may ever see it.
 pub(crate) const PANIC_TEXT: &str = "secret of the service";
 

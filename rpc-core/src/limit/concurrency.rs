@@ -2,7 +2,10 @@
 
 use std::{mem, sync::Arc};
 
-use super::sync::{AtomicU64, Ordering};
+use super::{
+    queue::WaitQueue,
+    sync::{AtomicU64, Ordering},
+};
 
 /// Bounds how many calls are in flight at once, or how many bytes, or whatever is counted in units.
 ///
@@ -26,9 +29,22 @@ pub struct ConcurrencyLimit {
     released: AtomicU64,
     /// `u64::MAX` is no maximum.
     max: AtomicU64,
+    /// The maximum that newcomers are held to: the real one, or 0 while others wait. So that nobody
+    /// overtakes who waits, and nobody who does not looks for a queue.
+    open: AtomicU64,
     high_water: AtomicU64,
-    /// The wider limit that every call counts in as well.
-    wider: Option<Arc<Self>>,
+    /// Whether it counts itself, or only joins those that do.
+    counts: bool,
+    /// The wider limits that every call counts in as well, narrow to wide.
+    wider: Box<[Share]>,
+    queue: Option<WaitQueue>,
+}
+
+/// What one unit of a limit takes of a wider one.
+#[derive(Debug)]
+struct Share {
+    limit: Arc<ConcurrencyLimit>,
+    units: u64,
 }
 
 impl ConcurrencyLimit {
@@ -38,7 +54,7 @@ impl ConcurrencyLimit {
     ///
     /// A maximum of 0 is a mistake in configuration: it would refuse every call.
     pub fn new(name: &'static str, max: Option<u64>) -> Result<Arc<Self>, ConcurrencyError> {
-        Self::make(name, max, None)
+        Ok(Arc::new(Self::make(name, max)?))
     }
 
     /// A limit within a wider one, such as that of a connection within that of the server: a call
@@ -48,29 +64,76 @@ impl ConcurrencyLimit {
     ///
     /// Those of [`ConcurrencyLimit::new`].
     pub fn within(wider: Arc<Self>, name: &'static str, max: Option<u64>) -> Result<Arc<Self>, ConcurrencyError> {
-        Self::make(name, max, Some(wider))
+        let wider = [Share { limit: wider, units: 1 }].into();
+        Ok(Arc::new(Self { wider, ..Self::make(name, max)? }))
     }
 
-    fn make(name: &'static str, max: Option<u64>, wider: Option<Arc<Self>>) -> Result<Arc<Self>, ConcurrencyError> {
-        Ok(Arc::new(Self {
+    /// A limit for whose permits up to `max_waiting` calls can wait, see
+    /// [`ConcurrencyLimit::acquire_or_wait`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ConcurrencyLimit::new`].
+    pub fn with_queue(name: &'static str, max: Option<u64>, max_waiting: u64) -> Result<Arc<Self>, ConcurrencyError> {
+        Ok(Arc::new(Self { queue: Some(WaitQueue::new(max_waiting)), ..Self::make(name, max)? }))
+    }
+
+    /// Several limits as one: a call that passes takes so many units of each, a call that any of them
+    /// refuses takes nothing. They are asked in the order given, which should be from narrow to wide.
+    /// One permit stands for all.
+    ///
+    /// Only they count, so it has neither a maximum nor figures of its own; and whatever they lie
+    /// within counts only if it is given as well. A limit may stand in any number of such groups.
+    ///
+    /// A call that a wide limit refuses was counted in the narrow ones for a moment, and could make
+    /// them refuse another. But the wide one had no room in that moment, so the other would hardly have
+    /// passed.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use rpc_core::limit::ConcurrencyLimit;
+    /// let server = ConcurrencyLimit::new("server", Some(64)).unwrap();
+    /// let reports = ConcurrencyLimit::new("reports", Some(2)).unwrap();
+    /// // A report is as much work as eight other calls.
+    /// let report = ConcurrencyLimit::all_of([(Arc::clone(&reports), 1), (Arc::clone(&server), 8)]);
+    ///
+    /// let permits = [report.try_acquire().unwrap(), report.try_acquire().unwrap()];
+    /// assert_eq!(report.try_acquire().unwrap_err().limit, "reports");
+    /// assert_eq!(server.snapshot().held, 16);
+    /// # drop(permits);
+    /// ```
+    pub fn all_of(limits: impl IntoIterator<Item = (Arc<Self>, u64)>) -> Arc<Self> {
+        let wider = limits.into_iter().map(|(limit, units)| Share { limit, units }).collect();
+        Arc::new(Self { counts: false, wider, ..Self::make("", None).expect("no maximum is not zero") })
+    }
+
+    fn make(name: &'static str, max: Option<u64>) -> Result<Self, ConcurrencyError> {
+        let max = max_to_word(max)?;
+        Ok(Self {
             name,
             acquired: AtomicU64::new(0),
             released: AtomicU64::new(0),
-            max: AtomicU64::new(max_to_word(max)?),
+            max: AtomicU64::new(max),
+            open: AtomicU64::new(max),
             high_water: AtomicU64::new(0),
-            wider,
-        }))
+            counts: true,
+            wider: Box::default(),
+            queue: None,
+        })
     }
 
-    /// Takes a permit if fewer than the maximum are out, here and in all wider limits.
+    /// Takes a permit if fewer than the maximum are out, here and in all wider limits, and nobody waits
+    /// for one of them.
     ///
     /// # Errors
     ///
     /// A refusal takes nothing and writes nothing. It is true: at one moment during this call, as
-    /// many permits were out as it says.
+    /// many permits were out as it says, or others waited for those that were not.
     pub fn try_acquire(self: &Arc<Self>) -> Result<ConcurrencyPermit, ConcurrencyRefusal> {
-        self.admit(1)?;
-        Ok(ConcurrencyPermit { limit: Some(Arc::clone(self)) })
+        match self.admit(1, 0) {
+            Ok(()) => Ok(ConcurrencyPermit { limit: Some(Arc::clone(self)) }),
+            Err(full) => Err(full.refusal),
+        }
     }
 
     /// Takes `units` at once, all or none, here and in all wider limits. For what is not counted in
@@ -80,25 +143,30 @@ impl ConcurrencyLimit {
     ///
     /// As for [`ConcurrencyLimit::try_acquire`].
     pub fn try_reserve(self: &Arc<Self>, units: u64) -> Result<Reservation, ConcurrencyRefusal> {
-        self.admit(units)?;
-        Ok(Reservation { limit: Arc::clone(self), units })
-    }
-
-    /// Counts units here and in all wider limits, or in none.
-    fn admit(&self, units: u64) -> Result<(), ConcurrencyRefusal> {
-        self.admit_here(units)?;
-        match self.wider.as_ref().map_or(Ok(()), |wider| wider.admit(units)) {
-            Ok(()) => Ok(()),
-            Err(refusal) => {
-                self.released.fetch_add(units, Ordering::Release);
-                Err(refusal)
-            }
+        match self.admit(units, 0) {
+            Ok(()) => Ok(Reservation { limit: Arc::clone(self), units }),
+            Err(full) => Err(full.refusal),
         }
     }
 
+    /// Counts units here and in all wider limits, or in none. Of those who wait for the first `turns` of
+    /// these limits, none is held to come first.
+    pub(super) fn admit(&self, units: u64, turns: usize) -> Result<(), Full> {
+        if self.counts {
+            self.admit_here(units, turns > 0).map_err(|refusal| Full { refusal, at: 0 })?;
+        }
+        for (at, share) in self.wider.iter().enumerate() {
+            if let Err(refusal) = share.limit.admit_here(units * share.units, turns > at + 1) {
+                self.give_back(units, at);
+                return Err(Full { refusal, at: at + 1 });
+            }
+        }
+        Ok(())
+    }
+
     #[inline]
-    fn admit_here(&self, units: u64) -> Result<(), ConcurrencyRefusal> {
-        let max = self.max.load(Ordering::Relaxed);
+    fn admit_here(&self, units: u64, is_turn: bool) -> Result<(), ConcurrencyRefusal> {
+        let max = if is_turn { &self.max } else { &self.open }.load(Ordering::Relaxed);
         let mut acquired = self.acquired.load(Ordering::Acquire);
         loop {
             // After `acquired`, never before: then a difference that is too large was real at this
@@ -107,7 +175,8 @@ impl ConcurrencyLimit {
             // More released than acquired means that `acquired` is old; the swap will find out.
             let in_flight = acquired.saturating_sub(released);
             if max.checked_sub(in_flight).is_none_or(|room| room < units) {
-                return Err(ConcurrencyRefusal { limit: self.name, max, in_flight });
+                let max = self.max.load(Ordering::Relaxed);
+                return Err(ConcurrencyRefusal { limit: self.name, max, in_flight, units });
             }
             // If the swap succeeds, `acquired` is exact and `released` can only have grown since.
             // Adding first and undoing would refuse a neighbour who sees the addition meanwhile.
@@ -122,11 +191,24 @@ impl ConcurrencyLimit {
     }
 
     /// Counts units as released, here and in all wider limits.
-    fn release(&self, units: u64) {
-        let mut limit = Some(self);
-        while let Some(narrower) = limit {
-            narrower.released.fetch_add(units, Ordering::Release);
-            limit = narrower.wider.as_deref();
+    pub(super) fn release(&self, units: u64) {
+        self.give_back(units, self.wider.len());
+    }
+
+    /// Counts units as released, here and in as many of the wider limits.
+    fn give_back(&self, units: u64, wider: usize) {
+        if self.counts {
+            self.release_here(units);
+        }
+        for share in &self.wider[..wider] {
+            share.limit.release_here(units * share.units);
+        }
+    }
+
+    fn release_here(&self, units: u64) {
+        self.released.fetch_add(units, Ordering::Release);
+        if let Some(queue) = &self.queue {
+            queue.has_room(self);
         }
     }
 
@@ -137,8 +219,43 @@ impl ConcurrencyLimit {
     ///
     /// Those of [`ConcurrencyLimit::new`]; the old maximum then stays.
     pub fn set_max(&self, max: Option<u64>) -> Result<(), ConcurrencyError> {
-        self.max.store(max_to_word(max)?, Ordering::Relaxed);
+        let max = max_to_word(max)?;
+        match &self.queue {
+            Some(queue) => queue.set_max(self, max),
+            None => {
+                self.max.store(max, Ordering::Relaxed);
+                self.open.store(max, Ordering::Relaxed);
+            }
+        }
         Ok(())
+    }
+
+    /// Where calls wait for its permits, if they can.
+    pub(super) fn queue(&self) -> Option<&WaitQueue> {
+        self.queue.as_ref()
+    }
+
+    /// The limit at a position: its own is 0, behind it are the wider ones.
+    pub(super) fn limit_at(self: &Arc<Self>, at: usize) -> &Arc<Self> {
+        at.checked_sub(1).map_or(self, |wider| &self.wider[wider].limit)
+    }
+
+    /// How many more units may be taken at this moment.
+    pub(super) fn room(&self) -> u64 {
+        let acquired = self.acquired.load(Ordering::Acquire);
+        let in_flight = acquired.saturating_sub(self.released.load(Ordering::Acquire));
+        self.max.load(Ordering::Relaxed).saturating_sub(in_flight)
+    }
+
+    /// Stores the maximum. Newcomers are held to it, or to nothing at all while others wait.
+    pub(super) fn store_max(&self, max: u64) {
+        self.max.store(max, Ordering::Relaxed);
+    }
+
+    /// Lets newcomers in as far as there is room, or not at all.
+    pub(super) fn open(&self, open: bool) {
+        let max = if open { self.max.load(Ordering::Relaxed) } else { 0 };
+        self.open.store(max, Ordering::Relaxed);
     }
 
     /// The name it was given.
@@ -187,7 +304,18 @@ pub struct ConcurrencyPermit {
     limit: Option<Arc<ConcurrencyLimit>>,
 }
 
+/// Which limit refused, see [`ConcurrencyLimit::limit_at`].
+pub(super) struct Full {
+    pub(super) refusal: ConcurrencyRefusal,
+    pub(super) at: usize,
+}
+
 impl ConcurrencyPermit {
+    /// The permit of a call that counts in `limit` already.
+    pub(super) fn of_admitted(limit: &Arc<ConcurrencyLimit>) -> Self {
+        Self { limit: Some(Arc::clone(limit)) }
+    }
+
     /// Whether it counts in `limit`, as the narrowest of its chain.
     pub fn is_of(&self, limit: &Arc<ConcurrencyLimit>) -> bool {
         self.limit.as_ref().is_some_and(|own| Arc::ptr_eq(own, limit))
@@ -255,8 +383,17 @@ pub struct ConcurrencyRefusal {
     pub limit: &'static str,
     /// The most calls in flight.
     pub max: u64,
-    /// Calls in flight; more than `max` if that was lowered meanwhile.
+    /// Calls in flight; more than `max` if that was lowered meanwhile, and fewer if others wait.
     pub in_flight: u64,
+    /// What the call takes of the limit. More than `max` can never pass.
+    pub units: u64,
+}
+
+impl ConcurrencyRefusal {
+    /// Whether the call would be refused even if nothing were in flight.
+    pub const fn never_passes(&self) -> bool {
+        self.units > self.max
+    }
 }
 
 /// A maximum that no limit can have.
@@ -331,7 +468,7 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(
                 limit.try_acquire().unwrap_err(),
-                ConcurrencyRefusal { limit: limit.name(), max: 2, in_flight: 2 }
+                ConcurrencyRefusal { limit: limit.name(), max: 2, in_flight: 2, units: 1 }
             );
         }
         assert_eq!(limit.snapshot(), before);
@@ -362,7 +499,8 @@ mod tests {
         limit.set_max(Some(3)).unwrap();
         while permits.len() >= 3 {
             let in_flight = permits.len() as u64;
-            assert_eq!(limit.try_acquire().unwrap_err(), ConcurrencyRefusal { limit: limit.name(), max: 3, in_flight });
+            let refusal = ConcurrencyRefusal { limit: limit.name(), max: 3, in_flight, units: 1 };
+            assert_eq!(limit.try_acquire().unwrap_err(), refusal);
             permits.pop();
         }
         permits.push(limit.try_acquire().unwrap());

@@ -1,20 +1,30 @@
 //! Turns away calls whose deadline had passed when they arrived.
 
+use std::time::Duration;
+
 use rpc_core::{Refusal, RefusalReason};
 
 use crate::{
     Call,
+    feedback::{SharedFeedback, Wait},
     pipeline::{Decision, Handler, Interest},
 };
 
 /// Refuses a call that could only be late. It is never executed, and costs no limit anything.
 #[derive(Debug, Default)]
-pub struct DeadlineHandler(());
+pub struct DeadlineHandler {
+    feedback: SharedFeedback,
+}
 
 impl DeadlineHandler {
     /// A handler that looks at the deadline of each call.
     pub fn new() -> Self {
-        Self(())
+        Self::default()
+    }
+
+    /// As [`Self::new`]; and one that has less time left than it usually takes is refused, too.
+    pub(crate) fn with(feedback: SharedFeedback) -> Self {
+        Self { feedback }
     }
 }
 
@@ -25,9 +35,27 @@ impl Handler for DeadlineHandler {
 
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         if call.deadline().is_expired(call.received()) {
-            let age_us = u64::try_from(call.age().as_micros()).unwrap_or(u64::MAX);
-            return Decision::Refuse(Refusal::new(RefusalReason::DeadlineExpired).with_limit("", 0, age_us));
+            return Decision::Refuse(Refusal::new(RefusalReason::DeadlineExpired).with_limit(
+                "",
+                0,
+                micros(call.age()),
+            ));
+        }
+        if let Some(feedback) = &self.feedback {
+            let left = call.deadline().remaining(call.received());
+            if let Some(usual) = feedback.would_be_late(call.method().index(), left, Wait::default()) {
+                return Decision::Refuse(too_short(usual, left.unwrap_or_default()));
+            }
         }
         Decision::Pass
     }
+}
+
+/// The refusal of a call that takes longer than there is time.
+pub(super) fn too_short(usual: Duration, left: Duration) -> Refusal {
+    Refusal::new(RefusalReason::DeadlineTooShort).with_limit("", micros(usual), micros(left))
+}
+
+pub(super) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,12 +1,21 @@
-//! The handlers that a server's pipeline has by default, in their order: deadline, rate of the
-//! connection, rate of the server, concurrency; and that of blocking calls, if there are any.
+//! The handlers that a server's pipeline has by default, in their order: deadline, priority, rate
+//! of the connection, of the tenant, of the server, concurrency; and that of blocking calls, if there are any.
+//!
+//! Where there are more limits of calls in flight than those of the connection and of the server, one
+//! handler takes them all, and it is called `concurrency` as well.
 
 mod blocking;
 mod concurrency;
 mod deadline;
+mod group;
+mod priority;
 mod rate;
+mod tenant_rate;
 
 pub use blocking::BlockingHandler;
 pub use concurrency::ConcurrencyHandler;
 pub use deadline::DeadlineHandler;
+pub(crate) use group::GroupHandler;
+pub(crate) use priority::PriorityHandler;
 pub use rate::RateHandler;
+pub(crate) use tenant_rate::TenantRateHandler;

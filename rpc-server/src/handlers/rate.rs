@@ -13,7 +13,7 @@ use crate::{
     pipeline::{CallInfo, Decision, Handler, Interest, Outbound},
 };
 
-/// Spends a token of one bucket for each call: the connection's own bucket, or one that all
+/// Spends tokens of one bucket for each call, as many as the call weighs: the connection's own bucket, or one that all
 /// connections share.
 ///
 /// A refused call is told exactly when it would pass, plus up to an eighth of that, so that those
@@ -38,15 +38,12 @@ impl Handler for RateHandler {
     }
 
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
-        let tried = self.limit.try_acquire(1, call.received_ticks());
-        // The reading is of the batch, and may be older than what other connections have done to the
-        // bucket since. That may cost a second look, but never a refusal.
-        match tried.or_else(|_| self.limit.try_acquire(1, Reading::now().ticks.max(call.received_ticks()))) {
+        match acquire(&self.limit, call) {
             Ok(token) => {
                 self.last = Some((call.id(), token));
                 Decision::Pass
             }
-            Err(refusal) => Decision::Refuse(self.explain(refusal)),
+            Err(refusal) => Decision::Refuse(explain(&self.limit, refusal)),
         }
     }
 
@@ -59,21 +56,28 @@ impl Handler for RateHandler {
     }
 }
 
-impl RateHandler {
-    #[cold]
-    fn explain(&self, refusal: RateRefusal) -> Refusal {
-        let reason = match refusal {
-            RateRefusal::Contended { .. } => RefusalReason::RateContended,
-            RateRefusal::TooHeavy { .. } => RefusalReason::RateNeverPasses,
-            _ => RefusalReason::RateLimit,
-        };
-        // The rate is for people; a fraction below one per second shows as 0.
-        let per_second = self.limit.rate_per_second().round() as u64;
-        let explained = Refusal::new(reason).with_limit(self.limit.name(), per_second, u64::from(self.limit.burst()));
-        match refusal.retry_after() {
-            Some(exact) => explained.with_retry_delay(exact + jitter(exact)),
-            None => explained,
-        }
+/// Takes as many tokens as the call weighs.
+pub(super) fn acquire(limit: &RateLimit, call: &Call<'_>) -> Result<RateToken, RateRefusal> {
+    let weight = call.method().weight();
+    // The reading is of the batch, and may be older than what other connections have done to the
+    // bucket since. That may cost a second look, but never a refusal.
+    let again = |_| limit.try_acquire(weight, Reading::now().ticks.max(call.received_ticks()));
+    limit.try_acquire(weight, call.received_ticks()).or_else(again)
+}
+
+#[cold]
+pub(super) fn explain(limit: &RateLimit, refusal: RateRefusal) -> Refusal {
+    let reason = match refusal {
+        RateRefusal::Contended { .. } => RefusalReason::RateContended,
+        RateRefusal::TooHeavy { .. } => RefusalReason::RateNeverPasses,
+        _ => RefusalReason::RateLimit,
+    };
+    // The rate is for people; a fraction below one per second shows as 0.
+    let per_second = limit.rate_per_second().round() as u64;
+    let explained = Refusal::new(reason).with_limit(limit.name(), per_second, u64::from(limit.burst()));
+    match refusal.retry_after() {
+        Some(exact) => explained.with_retry_delay(exact + jitter(exact)),
+        None => explained,
     }
 }
 

@@ -1,0 +1,115 @@
+//! The server's figures through the `metrics` facade.
+#![cfg(feature = "metrics")]
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use metrics::{
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+};
+use sluicegate::server::WaitQueue;
+
+use crate::support::{Harness, Req, method, probe::path};
+
+/// Keeps the last value of each counter and gauge, and how often each histogram was recorded to.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<BTreeMap<String, Arc<Value>>>>);
+
+#[derive(Default)]
+struct Value(AtomicU64);
+
+impl Kept {
+    fn value(&self, key: &Key) -> Arc<Value> {
+        let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let name = format!("{}{{{}}}", key.name().trim_start_matches("sluicegate_"), labels.join(","));
+        Arc::clone(self.0.lock().unwrap().entry(name).or_default())
+    }
+
+    fn get(&self, name: &str) -> u64 {
+        self.0.lock().unwrap().get(name).unwrap_or_else(|| panic!("no {name}")).0.load(SeqCst)
+    }
+}
+
+impl CounterFn for Value {
+    fn increment(&self, value: u64) {
+        self.0.fetch_add(value, SeqCst);
+    }
+
+    fn absolute(&self, value: u64) {
+        self.0.store(value, SeqCst);
+    }
+}
+
+impl GaugeFn for Value {
+    fn increment(&self, _: f64) {}
+
+    fn decrement(&self, _: f64) {}
+
+    fn set(&self, value: f64) {
+        self.0.store(value as u64, SeqCst);
+    }
+}
+
+impl HistogramFn for Value {
+    fn record(&self, _: f64) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+impl Recorder for Kept {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        self.value(key).into()
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        self.value(key).into()
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        self.value(key).into()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn figures_of_limits_queues_refusals_and_times_are_handed_over_under_bounded_labels() {
+    let kept = Kept::default();
+    let _here = metrics::set_default_local_recorder(&kept);
+    let harness =
+        Harness::with(|builder| builder.max_concurrent_calls(1).wait_queue(WaitQueue::of(1)).measure_calls(true));
+    let exporting = tokio::spawn(harness.handle.clone().export_metrics(Duration::from_secs(1)));
+    let mut peer = harness.peer().await;
+    for id in 1..=3 {
+        peer.send(&Req::new(id, method::GATE, (id,)).bytes()).await;
+    }
+    peer.answer(3).await;
+    harness.handle.record_metrics();
+    let gauges = ["in_flight{limit=global}", "max{limit=global}", "waiting{limit=global}", "calls_parked{}"];
+    assert_eq!(gauges.map(|name| kept.get(name)), [1, 1, 1, 2]);
+    assert_eq!(kept.get("refused_total{by=global}"), 1);
+    assert_eq!(kept.get("refusals_total{reason=QUEUE_FULL}"), 1);
+    harness.probe.open_gate();
+    (peer.answer(1).await, peer.answer(2).await);
+    harness.until_flushed(0).await;
+    harness.handle.record_metrics();
+    let counters = ["acquired_total{limit=global}", "released_total{limit=global}", "panics_total{}"];
+    assert_eq!(counters.map(|name| kept.get(name)), [2, 2, 0]);
+    let gate = path("gate");
+    let histograms = [format!("service_seconds{{method={gate}}}"), format!("wait_seconds{{method={gate}}}")];
+    assert_eq!(histograms.map(|name| kept.get(&name)), [2, 1]);
+    peer.part().await;
+    harness.handle.shutdown();
+    exporting.await.expect("it ends with the server");
+    harness.assert_idle().await;
+}
