@@ -51,6 +51,52 @@
 //! # }
 //! ```
 //!
+//! # Streams
+//!
+//! A parameter [`Streaming`], a returned [`Stream`] or a parameter [`ItemSender`] makes a call have items: from
+//! the client, from the server, or both ways. It is one call for every limit, and paced by credit in bytes.
+//!
+//! ```
+//! use sluicegate::{Client, ItemSender, Server, Status};
+//!
+//! #[sluicegate::service]
+//! trait Counter {
+//!     /// Counts up to `to`.
+//!     async fn count(&self, to: u32, numbers: ItemSender<u32>) -> Result<(), Status>;
+//! }
+//!
+//! struct Patient;
+//!
+//! impl Counter for Patient {
+//!     async fn count(&self, to: u32, mut numbers: ItemSender<u32>) -> Result<(), Status> {
+//!         for number in 1..=to {
+//!             // Waits while the client takes none.
+//!             numbers.send(number).await?;
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server = Server::builder().service(CounterServer::new(Patient)).build()?.bind("127.0.0.1:0").await?;
+//! let address = server.local_addr();
+//! tokio::spawn(server.serve());
+//!
+//! let counter: CounterClient = Client::new(address.to_string()).service();
+//! let (mut numbers, mut sum) = (counter.count(1_000_000), 0);
+//! while let Some(number) = numbers.message().await? {
+//!     sum += number;
+//!     if number == 100 {
+//!         // Dropping the stream stops its producer.
+//!         break;
+//!     }
+//! }
+//! assert_eq!(sum, 5_050);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Features
 //!
 //! `server`, `client` and `macros` are on by default. `json` adds JSON to the codecs, `config` limits from TOML,

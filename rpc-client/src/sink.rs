@@ -18,7 +18,7 @@ use crate::{
     connection::{Connection, wake},
     error::CallError,
     queue::Withdrawal,
-    stream::Opened,
+    stream::{Opened, proceed},
 };
 
 impl Connection {
@@ -127,7 +127,7 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
     ///
     /// Dropping the future loses nothing.
     pub async fn ready(&mut self) -> Result<(), CallError> {
-        poll_fn(|cx| self.connection.poll_room(self.id, cx.waker())).await.map(|_| ())
+        poll_fn(|cx| self.poll_sendable(cx)).await.map(|_| ())
     }
 
     /// Says that the last item was sent. The answer still comes.
@@ -147,6 +147,11 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
             items.ready_sender()
         });
         wake(waker.flatten());
+    }
+
+    fn poll_sendable(&self, cx: &mut Context<'_>) -> Poll<Result<(i64, usize), CallError>> {
+        ready!(proceed(cx));
+        self.connection.poll_room(self.id, cx.waker())
     }
 
     fn push(&mut self, item: &T) -> Result<(), CallError> {
@@ -184,7 +189,7 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), CallError>> {
         loop {
-            let (credit, room) = ready!(self.connection.poll_room(self.id, cx.waker()))?;
+            let (credit, room) = ready!(self.poll_sendable(cx))?;
             self.batch.clear();
             let (mut count, mut charged) = (0, 0);
             let end = loop {
@@ -219,7 +224,7 @@ impl<T, W: EncodeItem<T>> Sink<T> for ItemSink<T, W> {
     type Error = CallError;
 
     fn poll_ready(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
-        self.connection.poll_room(self.id, cx.waker()).map_ok(|_| ())
+        self.poll_sendable(cx).map_ok(|_| ())
     }
 
     fn start_send(self: Pin<&mut Self>, item: T) -> Result<(), CallError> {

@@ -12,6 +12,7 @@ use std::{
 use futures::Stream;
 use rpc_codec::{CodecId, DecodeItem, Intake, encode_credit};
 use rpc_core::{CallId, Metadata};
+use tokio::task::coop;
 
 use crate::{
     client::Response,
@@ -20,6 +21,12 @@ use crate::{
     scratch,
     slots::Came,
 };
+
+/// Takes part in tokio's cooperative budget: where the connection's task runs on another thread, a producer or a consumer
+/// might never have to wait, and would keep its own.
+pub(crate) fn proceed(cx: &mut Context<'_>) -> Poll<()> {
+    coop::poll_proceed(cx).map(|progress| progress.made_progress())
+}
 
 /// A call that is out. Its drop gives it up, if it has not ended.
 #[derive(Debug)]
@@ -149,6 +156,7 @@ impl<T, W: DecodeItem<T>> ItemStream<T, W> {
                     CallError::Decode { peer: Arc::clone(&self.peer), source }
                 })));
             }
+            ready!(proceed(cx));
             let (connection, id) = (&opened.connection, opened.id);
             let came = scratch::with_call_buffer(|body| connection.poll_items(id, &mut self.intake, cx.waker(), body));
             match ready!(came) {

@@ -46,7 +46,7 @@ pub(crate) struct Opening {
     pub(crate) metadata: Metadata,
     pub(crate) permit: CallPermit,
     /// If it has items, and items may have come already.
-    pub(crate) stream: Option<Seat>,
+    pub(crate) stream: Option<Box<Seat>>,
 }
 
 impl Call<'_> {

@@ -59,7 +59,7 @@ pub(crate) struct Pending {
     pub(crate) deadline: Deadline,
     pub(crate) place: Place,
     /// If it has items.
-    pub(crate) stream: Option<Seat>,
+    pub(crate) stream: Option<Box<Seat>>,
 }
 
 /// Where a pending call is.

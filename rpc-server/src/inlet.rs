@@ -9,7 +9,7 @@ use std::{
 use rpc_codec::{CodecId, DecodeItem, Intake};
 use rpc_core::{ItemSource, Status};
 
-use crate::stream::Stream;
+use crate::{outlet::proceed, stream::Stream};
 
 /// What is behind a service's [`rpc_core::Streaming`].
 #[derive(Debug)]
@@ -51,6 +51,7 @@ impl<T: Send + 'static, W: DecodeItem<T>> ItemSource<T> for Inlet<T, W> {
                     Status::invalid_argument(format!("an item of the client cannot be decoded: {error}"))
                 })));
             }
+            ready!(proceed(cx));
             match ready!(self.stream.poll_take(&mut self.intake, cx.waker())) {
                 Ok(true) => {}
                 Ok(false) => {

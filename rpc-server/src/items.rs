@@ -16,7 +16,7 @@ use crate::{
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Opens the stream of a call that was let in.
-    fn open_stream(&self, id: CallId, kind: CallKind) -> Seat {
+    fn open_stream(&self, id: CallId, kind: CallKind) -> Box<Seat> {
         let gauges = &self.server.gauges;
         let windows = Windows { server: self.server.config.stream_window, client: self.client_window };
         Seat::new(Stream::new(id, kind, self.bounds, windows, &self.ready, &gauges.stream_bytes), &gauges.streams)
@@ -24,7 +24,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// The stream of a call that has items; opened if it was not. Unary calls have none.
     #[inline]
-    pub(crate) fn seat(&self, opening: &mut Opening) -> Option<Seat> {
+    pub(crate) fn seat(&self, opening: &mut Opening) -> Option<Box<Seat>> {
         if opening.kind == CallKind::Unary {
             return None;
         }

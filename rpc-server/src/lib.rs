@@ -57,6 +57,8 @@ mod schedules;
 mod scratch;
 mod server;
 mod stream;
+#[cfg(all(test, shuttle))]
+mod stream_schedules;
 mod streaming;
 mod sync;
 mod timer;

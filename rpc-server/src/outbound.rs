@@ -31,7 +31,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         outcome: Outcome,
         permit: HeldPermit,
         panicked: bool,
-        stream: Option<Seat>,
+        stream: Option<Box<Seat>>,
     ) {
         if panicked {
             self.count_panic();

@@ -12,6 +12,8 @@ use std::{
 use rpc_codec::{CodecId, EncodeItem, ItemError, PayloadError, charge, encode_item};
 use rpc_core::{ItemSender, ItemSink, Status};
 
+use tokio::task::coop;
+
 use crate::stream::Stream;
 
 /// Where the items of a call go: what a generated server makes an [`ItemSender`] of, or drives a stream into.
@@ -53,6 +55,7 @@ impl<T: Send + 'static, W: EncodeItem<T>> Outlet<T, W> {
         cx: &mut TaskContext<'_>,
     ) -> Poll<Result<(), Status>> {
         loop {
+            ready!(proceed(cx));
             let (credit, room) = ready!(self.stream.poll_send(cx.waker()))?;
             // A panic of theirs in the last poll may have left something.
             self.batch.clear();
@@ -92,6 +95,7 @@ impl<T: Send + 'static, W: EncodeItem<T>> Outlet<T, W> {
 
 impl<T: Send + 'static, W: EncodeItem<T>> ItemSink<T> for Outlet<T, W> {
     fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
+        ready!(proceed(cx));
         self.stream.poll_send(cx.waker()).map_ok(|_| ())
     }
 
@@ -116,6 +120,12 @@ impl<T: Send + 'static, W: EncodeItem<T>> ItemSink<T> for Outlet<T, W> {
     fn set_threshold(&mut self, bytes: usize) {
         self.stream.set_threshold(bytes);
     }
+}
+
+/// Takes part in tokio's cooperative budget: a service whose connection runs on another thread might never have to
+/// wait, and would keep its own.
+pub(crate) fn proceed(cx: &mut TaskContext<'_>) -> Poll<()> {
+    coop::poll_proceed(cx).map(|progress| progress.made_progress())
 }
 
 #[cold]

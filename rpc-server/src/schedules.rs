@@ -149,7 +149,7 @@ fn a_connection_that_waits_for_tasks_to_come_to_something_is_woken_by_one_of_the
 
 /// Runs `test` under many schedules: with threads drawn at random at every step, and with a random order
 /// of preference that changes at three steps.
-fn under_schedules(test: fn()) {
+pub(crate) fn under_schedules(test: fn()) {
     let schedules = env::var("SLUICEGATE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(1_500);
     run(RandomScheduler::new(schedules), test);
     run(PctScheduler::new(3, schedules), test);

@@ -75,10 +75,12 @@ pub(crate) struct Seat {
 
 impl Seat {
     /// Opens the stream of a call. `open` counts streams, `held` the bytes in them.
-    pub(crate) fn new(stream: Stream, open: &Arc<AtomicU64>) -> Self {
+    ///
+    /// In a box: calls without items carry one word for it.
+    pub(crate) fn new(stream: Stream, open: &Arc<AtomicU64>) -> Box<Self> {
         let mut open = Share::of(open);
         open.set(1);
-        Self { stream: Arc::new(stream), _open: open }
+        Box::new(Self { stream: Arc::new(stream), _open: open })
     }
 }
 

@@ -5,7 +5,6 @@ trait Feed {
     async fn plain(&self) -> Result<impl Stream<Item = u64> + Send, Status>;
     async fn twice(&self, one: Streaming<u64>, other: Streaming<u64>) -> Result<(), Status>;
     async fn both(&self, out: ItemSender<u64>) -> Result<impl Stream<Item = Result<u64, Status>>, Status>;
-    async fn untyped(&self, numbers: Streaming) -> Result<(), Status>;
     async fn behind(&self, numbers: Streaming<u64>, name: String) -> Result<(), Status>;
     async fn borrowed(&self, names: Streaming<&str>) -> Result<(), Status>;
     #[rpc(blocking)]

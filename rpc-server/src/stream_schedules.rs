@@ -1,0 +1,134 @@
+//! A service that sends or takes items and the connection they go by, under schedules drawn by shuttle: see
+//! `schedules.rs`. A wake-up that is lost is a deadlock here.
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use rpc_codec::{CallKind, Intake, SendBounds, charge, encode_item};
+use rpc_core::{CallId, Status};
+use shuttle::{future::block_on, thread};
+
+use crate::{
+    ready::{Key, Ready},
+    schedules::under_schedules,
+    stream::{Stream, Windows},
+};
+
+const ID: CallId = CallId::new(1, 0);
+const ITEMS: usize = 5;
+/// Two items may be under way, and one pending stops a producer that was told so.
+const WINDOW: u32 = 128;
+const BOUNDS: SendBounds = SendBounds { max_frame: 1 << 16, max_message: 1 << 16 };
+
+fn stream(ready: &Arc<Ready>) -> Arc<Stream> {
+    let windows = Windows { server: WINDOW, client: WINDOW };
+    Arc::new(Stream::new(ID, CallKind::BothWays, BOUNDS, windows, ready, &Arc::default()))
+}
+
+fn send(stream: &Stream) -> Result<(), Status> {
+    block_on(poll_fn(|cx| stream.poll_send(cx.waker())))?;
+    let mut batch = Vec::new();
+    let len = encode_item::<()>(&mut batch, ID, BOUNDS, |_| Ok(())).expect("an empty item");
+    stream.push(&mut batch, 1, charge(len))
+}
+
+/// The connection as far as it looks at what is listed, until `enough` has been come to.
+fn look(
+    stream: &Stream,
+    ready: &Ready,
+    cx: &Context<'_>,
+    mut found: impl FnMut(&Stream, u32, usize) -> bool,
+) -> Poll<()> {
+    let mut keys = Vec::new();
+    ready.take(cx.waker(), &mut keys);
+    let mut enough = false;
+    for key in keys {
+        assert_eq!(key, Key::Stream(ID));
+        let looked = stream.look();
+        let mut out = Vec::new();
+        while looked.to_writer && stream.take_part(&mut out) {}
+        enough |= found(stream, looked.grant, out.len() / 16);
+    }
+    if enough { Poll::Ready(()) } else { Poll::Pending }
+}
+
+#[test]
+fn a_sender_that_waits_for_credit_or_room_is_woken_by_either() {
+    under_schedules(|| {
+        let ready = Arc::new(Ready::default());
+        let stream = stream(&ready);
+        stream.set_threshold(1);
+        let sender = {
+            let stream = Arc::clone(&stream);
+            thread::spawn(move || (0..ITEMS).for_each(|_| send(&stream).expect("nobody closes it")))
+        };
+        let mut taken = 0;
+        block_on(poll_fn(|cx| {
+            look(&stream, &ready, cx, |stream, _, items| {
+                taken += items;
+                for _ in 0..items {
+                    assert_eq!(stream.add_credit(64), Ok(true));
+                }
+                taken == ITEMS
+            })
+        }));
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sender_that_waits_is_woken_when_the_stream_is_closed() {
+    under_schedules(|| {
+        let ready = Arc::new(Ready::default());
+        let stream = stream(&ready);
+        let sender = {
+            let stream = Arc::clone(&stream);
+            thread::spawn(move || {
+                while send(&stream).is_ok() {}
+                block_on(poll_fn(|cx| stream.poll_closed(cx.waker())))
+            })
+        };
+        stream.close(&Status::aborted("enough"));
+        assert_eq!(sender.join().unwrap(), Status::aborted("enough"));
+    });
+}
+
+#[test]
+fn a_receiver_is_woken_by_every_item_and_by_the_last_and_its_credit_comes_through() {
+    under_schedules(|| {
+        let ready = Arc::new(Ready::default());
+        let stream = stream(&ready);
+        let receiver = {
+            let stream = Arc::clone(&stream);
+            thread::spawn(move || {
+                let (mut intake, mut taken) = (Intake::new(WINDOW), 0);
+                while block_on(poll_fn(|cx| stream.poll_take(&mut intake, cx.waker()))).expect("nobody closes it") {
+                    while intake.next_item().is_some() {
+                        taken += 1;
+                        stream.grant(intake.due());
+                    }
+                }
+                taken
+            })
+        };
+        // Two items are covered by the window; the others by what comes back.
+        let mut left = ITEMS;
+        let mut credit = WINDOW;
+        let mut send = |stream: &Stream, more: u32| {
+            credit += more;
+            while credit > 0 && left > 0 {
+                (credit, left) = (credit - 64, left - 1);
+                stream.add_item(1, &[7], false, 1_000, None).expect("it was paid for");
+            }
+            left == 0
+        };
+        if !send(&stream, 0) {
+            block_on(poll_fn(|cx| look(&stream, &ready, cx, |stream, grant, _| send(stream, grant))));
+        }
+        stream.end().expect("once");
+        assert_eq!(receiver.join().unwrap(), ITEMS);
+    });
+}
