@@ -1,7 +1,7 @@
 //! Responses on their way out: past the handlers, into the buffer, with the permits that wait for
 //! them.
 
-use rpc_codec::{OpenMessage, Remainder, encode_refusal, encode_status};
+use rpc_codec::{EncodeError, OpenMessage, Remainder, encode_refusal, encode_status};
 use rpc_core::{CallId, Executed, Metadata, Refusal, Status, StatusCode, limit::HeldPermit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -81,13 +81,21 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         outcome: Outcome,
         permit: HeldPermit,
     ) {
-        match self.encode_response(id, method, upto, outcome) {
+        let remainder = match outcome {
+            // Mostly it is a reply, and nobody looks at it.
+            Ok(message) if !self.pipeline.wants_answers() => {
+                let encoded = message.finish(&mut self.writer.out, id, self.bounds);
+                encoded.unwrap_or_else(|error| self.does_not_fit(id, &error))
+            }
+            outcome => self.encode_response(id, method, upto, outcome),
+        };
+        match remainder {
             None => self.writer.push(id, method, permit),
             Some(remainder) => self.writer.push_parts(id, method, permit, remainder),
         }
     }
 
-    /// What is left to be sent in parts, if anything is.
+    /// Shows an answer to the handlers and appends it; what is left to be sent in parts, if anything is.
     pub(crate) fn encode_response(
         &mut self,
         id: CallId,
@@ -138,11 +146,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 encode_status(out, id, &status, self.bounds.max_frame).map(|()| None)
             }
         };
-        encoded.unwrap_or_else(|error| {
-            let status = Status::internal(format!("the response does not fit: {error}"));
-            encode_status(out, id, &status, u32::MAX).expect("a short message fits");
-            None
-        })
+        encoded.unwrap_or_else(|error| self.does_not_fit(id, &error))
+    }
+
+    #[cold]
+    fn does_not_fit(&mut self, id: CallId, error: &EncodeError) -> Option<Remainder> {
+        let status = Status::internal(format!("the response does not fit: {error}"));
+        encode_status(&mut self.writer.out, id, &status, u32::MAX).expect("a short message fits");
+        None
     }
 
     /// Notes a call that the server's shutdown cuts off.

@@ -83,6 +83,16 @@ impl RateLimit {
     /// slow down those that pass.
     #[inline]
     pub fn try_acquire(&self, weight: u32, now: Ticks) -> Result<RateToken, RateRefusal> {
+        // One attempt where it is called, and all that is rare elsewhere.
+        let (setting, next) = (self.setting(), self.next.load(Ordering::Relaxed));
+        let cost = u64::from(weight) * setting.period;
+        let debt = next.saturating_sub(now.as_u64());
+        if weight <= setting.burst && debt <= setting.tolerance() - cost {
+            let after = next.max(now.as_u64()) + cost;
+            if self.next.compare_exchange_weak(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return Ok(RateToken { before: next, after });
+            }
+        }
         self.acquire(weight, now, || ())
     }
 
@@ -149,7 +159,7 @@ impl RateLimit {
     }
 
     /// `before_swap` runs where other threads may interfere, so that tests can.
-    #[inline]
+    #[cold]
     fn acquire(&self, weight: u32, now: Ticks, mut before_swap: impl FnMut()) -> Result<RateToken, RateRefusal> {
         let setting = self.setting();
         if weight > setting.burst {
@@ -258,7 +268,7 @@ fn round_up_to_nanoseconds(ticks: u64) -> Duration {
     Duration::from_nanos(ticks.div_ceil(Ticks::PER_NANOSECOND))
 }
 
-/// A swap fails only because another call passed, so a thread that loses this often in a row is
+/// A swap fails only because another call passed, so a thread that loses this often in a row, and once before, is
 /// one of very many. It is refused: unbounded spinning would be worse, admitting it unsound.
 const MAX_ATTEMPTS: u32 = 64;
 

@@ -57,12 +57,19 @@ impl Handler for RateHandler {
 }
 
 /// Takes as many tokens as the call weighs.
+#[inline]
 pub(super) fn acquire(limit: &RateLimit, call: &Call<'_>) -> Result<RateToken, RateRefusal> {
-    let weight = call.method().weight();
-    // The reading is of the batch, and may be older than what other connections have done to the
-    // bucket since. That may cost a second look, but never a refusal.
-    let again = |_| limit.try_acquire(weight, Reading::now().ticks.max(call.received_ticks()));
-    limit.try_acquire(weight, call.received_ticks()).or_else(again)
+    match limit.try_acquire(call.method().weight(), call.received_ticks()) {
+        Ok(token) => Ok(token),
+        Err(_) => acquire_now(limit, call),
+    }
+}
+
+/// The reading is of the batch, and may be older than what other connections have done to the bucket since.
+/// That may cost a second look, but never a refusal.
+#[cold]
+fn acquire_now(limit: &RateLimit, call: &Call<'_>) -> Result<RateToken, RateRefusal> {
+    limit.try_acquire(call.method().weight(), Reading::now().ticks.max(call.received_ticks()))
 }
 
 #[cold]
