@@ -81,7 +81,9 @@ async fn a_full_queue_is_a_refusal_that_says_how_many_wait() {
     assert!(status.retry_delay().is_some());
     assert_eq!(harness.refused("global"), 1);
     harness.probe.open_gate();
-    (peer.answer(1).await, peer.answer(2).await, peer.answer(3).await);
+    peer.answer(1).await;
+    peer.answer(2).await;
+    peer.answer(3).await;
     peer.part().await;
     harness.assert_idle().await;
 }
@@ -189,7 +191,8 @@ async fn connections_take_turns_and_one_that_sends_much_makes_room_in_the_queue_
     for id in 1..=2 {
         assert_eq!(polite.reply::<String>(id).await, id.to_string());
     }
-    (greedy.part().await, polite.part().await);
+    greedy.part().await;
+    polite.part().await;
     harness.assert_idle().await;
 }
 
@@ -208,7 +211,8 @@ async fn a_call_waits_at_the_limit_that_refused_and_keeps_nobody_waiting_at_othe
     assert_eq!(peer.reply::<String>(3).await, "3");
     assert_eq!(harness.snapshot().calls_waiting, 1);
     harness.probe.open_gate();
-    (peer.answer(1).await, peer.answer(2).await);
+    peer.answer(1).await;
+    peer.answer(2).await;
     peer.part().await;
     harness.assert_idle().await;
 }
