@@ -335,11 +335,12 @@ async fn a_blocking_call_waits_for_a_thread_and_holds_nothing_meanwhile() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_load_from_several_threads_every_call_that_waits_gets_its_turn() {
     let harness = Harness::with(|builder| {
-        let builder = builder.max_concurrent_calls(3).wait_queue(WaitQueue::of(400).max_wait(20_000 * MS));
+        let builder = builder.max_concurrent_calls(3).wait_queue(WaitQueue::of(1_000).max_wait(60_000 * MS));
         builder.pool("some", 2).method_limits(path("nonce"), MethodLimits::new().pool("some"))
     });
     let sockets = harness.sockets().await;
     let clients: Vec<_> = (0..8).map(|_| sockets.client()).collect();
+    // Who gives up may ask again before the server knows, so there are more than these.
     let calls: Vec<_> = (0..400_u64)
         .map(|n| {
             let client = clients[n as usize % 8].clone();
