@@ -21,7 +21,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{Harness, probe::PANIC_TEXT};
+use super::{Harness, probe::PANIC_TEXT, shims::Manner};
 
 /// What the methods do.
 #[sluicegate::service(package = "test", server = "FeedService")]
@@ -348,9 +348,9 @@ impl FeedServer {
         Self { feeder, harness }
     }
 
-    /// With plain transports in every run, because of `reason`.
-    pub(crate) fn plain(self, reason: &str) -> Self {
-        Self { harness: self.harness.plain(reason), ..self }
+    /// For what would take minutes a byte at a time.
+    pub(crate) fn large(self) -> Self {
+        Self { harness: self.harness.unless(Manner::OneByte, "megabytes go by"), ..self }
     }
 
     pub(crate) fn client(&self) -> Client {
