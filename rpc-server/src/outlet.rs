@@ -37,12 +37,13 @@ impl<T: Send + 'static, W: EncodeItem<T>> Outlet<T, W> {
         ItemSender::new(self)
     }
 
-    /// Sends what `items` has, to its end or its first error. It is polled while the client's credit and what is pending
-    /// allow it, and at no other time; what is ready at once goes in one batch.
+    /// Sends what `items` has, to its end or its first error. It is polled while the client's credit
+    /// and what is pending allow it, and at no other time; what is ready at once goes in one batch.
     ///
     /// # Errors
     ///
-    /// That of `items`, behind the items before it. The call has ended. An item cannot be encoded, or is longer than the client takes.
+    /// That of `items`, behind the items before it. The call has ended. An item cannot be encoded, or
+    /// is longer than the client takes.
     pub async fn send_all<E: Into<Status>>(
         mut self,
         items: impl futures::Stream<Item = Result<T, E>>,
@@ -134,8 +135,8 @@ pub(crate) fn proceed(cx: &mut TaskContext<'_>) -> Poll<()> {
     if coop::has_budget_remaining() {
         return coop::poll_proceed(cx).map(|progress| progress.made_progress());
     }
-    // tokio would wake us when its thread has nothing else to do. The services of a connection share the budget, and those
-    // behind the first few would hardly ever have a turn.
+    // tokio would wake us when its thread has nothing else to do. The services of a connection share
+    // the budget, and those behind the first few would hardly ever have a turn.
     cx.waker().wake_by_ref();
     Poll::Pending
 }
