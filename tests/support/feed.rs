@@ -353,6 +353,11 @@ impl FeedServer {
         Self { harness: self.harness.unless(Manner::OneByte, "megabytes go by"), ..self }
     }
 
+    /// With plain transports in every run, because of `reason`.
+    pub(crate) fn plain(self, reason: &str) -> Self {
+        Self { harness: self.harness.plain(reason), ..self }
+    }
+
     pub(crate) fn client(&self) -> Client {
         self.harness.client()
     }
