@@ -85,12 +85,14 @@ impl RateLimit {
     pub fn try_acquire(&self, weight: u32, now: Ticks) -> Result<RateToken, RateRefusal> {
         // One attempt where it is called, and all that is rare elsewhere.
         let (setting, next) = (self.setting(), self.next.load(Ordering::Relaxed));
-        let cost = u64::from(weight) * setting.period;
-        let debt = next.saturating_sub(now.as_u64());
-        if weight <= setting.burst && debt <= setting.tolerance() - cost {
-            let after = next.max(now.as_u64()) + cost;
-            if self.next.compare_exchange_weak(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                return Ok(RateToken { before: next, after });
+        if weight <= setting.burst {
+            let cost = u64::from(weight) * setting.period;
+            let debt = next.saturating_sub(now.as_u64());
+            if debt <= setting.tolerance() - cost {
+                let after = next.max(now.as_u64()) + cost;
+                if self.next.compare_exchange_weak(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                    return Ok(RateToken { before: next, after });
+                }
             }
         }
         self.acquire(weight, now, || ())
