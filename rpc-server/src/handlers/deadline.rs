@@ -35,27 +35,27 @@ impl Handler for DeadlineHandler {
 
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         if call.deadline().is_expired(call.received()) {
-            return Decision::Refuse(expired(call));
+            return expired(call);
         }
         match &self.feedback {
             None => Decision::Pass,
-            Some(feedback) => within_usual(feedback, call),
+            Some(feedback) => pass_in_time(feedback, call),
         }
     }
 }
 
 #[cold]
-fn expired(call: &Call<'_>) -> Refusal {
-    Refusal::new(RefusalReason::DeadlineExpired).with_limit("", 0, micros(call.age()))
+fn expired(call: &Call<'_>) -> Decision {
+    Decision::Refuse(Refusal::new(RefusalReason::DeadlineExpired).with_limit("", 0, micros(call.age())))
 }
 
-/// Lets a call pass that has as much time as such calls usually take.
+/// Refuses a call that has less time left than such calls take.
 #[inline(never)]
-fn within_usual(feedback: &Feedback, call: &Call<'_>) -> Decision {
+fn pass_in_time(feedback: &Feedback, call: &Call<'_>) -> Decision {
     let left = call.deadline().remaining(call.received());
     match feedback.would_be_late(call.method().index(), left, Wait::default()) {
-        None => Decision::Pass,
         Some(usual) => Decision::Refuse(too_short(usual, left.unwrap_or_default())),
+        None => Decision::Pass,
     }
 }
 
