@@ -14,6 +14,37 @@ use sluicegate::{
 #[path = "support/shims.rs"]
 mod shims;
 
+#[path = "macro_service/arguments.rs"]
+mod arguments;
+#[path = "macro_service/several.rs"]
+mod several;
+
+/// What the macro wrote for the service whose expansion is kept, as any other code.
+#[allow(
+    unexpected_cfgs,
+    unreachable_pub,
+    reason = "it was written for a crate with other features, which is a library"
+)]
+#[allow(missing_docs, clippy::pedantic, reason = "levels of its items do not reach code that no macro wrote")]
+mod kept {
+    use sluicegate::{Bytes, Context, Status};
+
+    pub(crate) trait Described {}
+    pub(crate) type Book = String;
+    pub(crate) type Result<T, E = Status> = std::result::Result<T, E>;
+
+    #[derive(Debug)]
+    pub(crate) struct NoSuchBook;
+
+    impl From<NoSuchBook> for Status {
+        fn from(_: NoSuchBook) -> Self {
+            Self::not_found("no such book")
+        }
+    }
+
+    include!("../rpc-macros/tests/expansion/library.rs");
+}
+
 /// A client of a server that has `service`, both in memory.
 fn connect(service: impl Service) -> Client {
     let server = Server::builder().service(service).build().expect("a server");

@@ -5,8 +5,8 @@
 //! rather than `missing_docs` allowed, for an `allow` is an error under a `forbid`.
 
 use proc_macro2::{Ident, Span, TokenStream};
-use quote::{format_ident, quote_spanned};
-use syn::{Type, ext::IdentExt, spanned::Spanned};
+use quote::{ToTokens, format_ident, quote_spanned};
+use syn::{Path, Type, ext::IdentExt, spanned::Spanned};
 
 use crate::{
     attrs,
@@ -147,11 +147,7 @@ fn registration(service: &Service, method: &Method) -> TokenStream {
             quote_spanned!(at(failure)=> ::core::result::Result::map_err(#reply, ::core::convert::Into::into))
         }
     };
-    let options = code!(<#facade::server::MethodOptions as ::core::default::Default>::default());
-    let options = match method.spawn {
-        false => options,
-        true => code!(#facade::server::MethodOptions::spawn(#options, true)),
-    };
+    let options = options(facade, method);
     let body = if method.untouched { code!(#(#names)*) } else { tuple(spans.arguments, &names) };
     let arguments = argument_types(method);
     let function = match (method.blocking, method.untouched) {
@@ -178,6 +174,32 @@ fn registration(service: &Service, method: &Method) -> TokenStream {
             });
         }
     }
+}
+
+/// How the method is run, what else it is called, and what a description says of it.
+fn options(facade: &Path, method: &Method) -> TokenStream {
+    let arguments = method.arguments.iter().map(|Argument { ident, ty, .. }| {
+        let (name, ty) = (ident.unraw().to_string(), name_of(ty));
+        code!((#name, #ty))
+    });
+    let returns = name_of(&method.value);
+    let spawn = method.spawn.then(|| code!(.spawn(true)));
+    let aliases = (!method.aliases.is_empty()).then(|| {
+        let aliases = &method.aliases;
+        code!(.aliases(&[#(#aliases),*]))
+    });
+    code!(#facade::server::MethodOptions::new().signature(&[#(#arguments),*], #returns) #spawn #aliases)
+}
+
+/// A type as people write it.
+fn name_of(ty: &Type) -> String {
+    let mut name = ty.to_token_stream().to_string();
+    for (spaced, tight) in
+        [(" :: ", "::"), (":: ", "::"), (" < ", "<"), ("< ", "<"), (" >", ">"), (" ,", ","), (" ;", ";"), ("& ", "&")]
+    {
+        name = name.replace(spaced, tight);
+    }
+    name
 }
 
 fn client(service: &Service) -> TokenStream {
@@ -250,7 +272,7 @@ fn function(service: &Service, method: &Method) -> TokenStream {
 }
 
 fn declare(argument: &Argument) -> TokenStream {
-    let Argument { ident, ty } = argument;
+    let Argument { ident, ty, .. } = argument;
     code!(#ident: #ty)
 }
 
@@ -288,7 +310,7 @@ mod tests {
                 /// Finds a book.
                 async fn get_book(&self, isbn: String) -> Result<Book, NoSuchBook>;
                 #[cfg(feature = "search")]
-                #[rpc(name = "find", spawn)]
+                #[rpc(name = "find", spawn, alias = "look")]
                 async fn search(&self, ctx: Context, text: String, limit: u32) -> S;
                 #[deprecated]
                 async fn scan(&self, page: Bytes) -> Result<Bytes>;
@@ -336,7 +358,7 @@ mod tests {
                 ::sluicegate::server::ServiceMethods::unary::<(String,), Book, _, _>(
                     __sg_methods,
                     "get_book",
-                    <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
+                    ::sluicegate::server::MethodOptions::new().signature(&[("isbn", "String")], "Book"),
                     move |_, (__sg_0,)| {
                         let __sg_service = ::core::clone::Clone::clone(&__sg_service);
                         async move {
@@ -358,10 +380,10 @@ mod tests {
                 ::sluicegate::server::ServiceMethods::unary::<(String, u32,), S, _, _>(
                     __sg_methods,
                     "find",
-                    ::sluicegate::server::MethodOptions::spawn(
-                        <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
-                        true
-                    ),
+                    ::sluicegate::server::MethodOptions::new()
+                        .signature(&[("text", "String"), ("limit", "u32")], "S")
+                        .spawn(true)
+                        .aliases(&["look"]),
                     move |__sg_context, (__sg_0, __sg_1,)| {
                         let __sg_service = ::core::clone::Clone::clone(&__sg_service);
                         let __sg_context = ::core::clone::Clone::clone(__sg_context);
@@ -383,7 +405,7 @@ mod tests {
                 ::sluicegate::server::ServiceMethods::unary_bytes(
                     __sg_methods,
                     "scan",
-                    <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
+                    ::sluicegate::server::MethodOptions::new().signature(&[("page", "Bytes")], "Bytes"),
                     move |_, __sg_0| {
                         let __sg_service = ::core::clone::Clone::clone(&__sg_service);
                         async move {
@@ -404,7 +426,7 @@ mod tests {
                 ::sluicegate::server::ServiceMethods::blocking::<(u8,), u64, _>(
                     __sg_methods,
                     "index",
-                    <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
+                    ::sluicegate::server::MethodOptions::new().signature(&[("depth", "u8")], "u64"),
                     move |__sg_context, (__sg_0,)| {
                         let __sg_context = ::core::clone::Clone::clone(__sg_context);
                         ::core::result::Result::map_err(
@@ -484,11 +506,19 @@ mod tests {
         assert_same(&client(&library()), &expected);
     }
 
+    /// The whole of it as people read it, kept in a file that a test of the facade compiles.
+    /// `EXPANSION=overwrite` writes the file anew.
     #[test]
-    fn what_is_written_is_rust() {
+    fn the_expansion_is_the_one_that_is_kept() {
         let library = library();
-        for code in [service_trait(&library), server(&library), client(&library)] {
-            syn::parse2::<syn::File>(code).expect("items");
+        let code = [service_trait(&library), server(&library), client(&library)];
+        let file = syn::parse2::<syn::File>(code.into_iter().collect()).expect("items");
+        let written = prettyplease::unparse(&file);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/expansion/library.rs");
+        if std::env::var_os("EXPANSION").is_some_and(|value| value == "overwrite") {
+            std::fs::write(path, &written).expect("the file can be written");
         }
+        let kept = std::fs::read_to_string(path).expect("the file can be read");
+        assert_eq!(written, kept, "EXPANSION=overwrite cargo test -p rpc-macros keeps what is written now");
     }
 }

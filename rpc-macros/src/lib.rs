@@ -9,6 +9,7 @@
 mod attrs;
 mod errors;
 mod expand;
+mod facade;
 mod model;
 mod options;
 mod wire_type;
@@ -70,7 +71,9 @@ use crate::model::Service;
 ///   call there. The client's function does not have that argument.
 /// - If it takes one argument called `Bytes` and returns `Bytes` or a `Result` of it, both are the
 ///   body as it is, and no codec touches them.
-/// - `#[cfg(..)]` on a method holds for everything that is written for it.
+/// - `#[cfg(..)]` on a method holds for everything that is written for it, and on an argument it
+///   decides whether the argument is there: for the trait, the client and the wire. Both ends have to
+///   agree about it.
 ///
 /// The macro goes by the last name of a type's path, for it sees no types: an alias of `Context` is
 /// an ordinary argument.
@@ -82,11 +85,16 @@ use crate::model::Service;
 /// - `package = "acme.v1"`: the service is `acme.v1.Library` on the wire instead of `Library`,
 /// - `name = "Books"`: its name on the wire instead of that of the trait,
 /// - `server = "BookServer"`, `client = "BookClient"`: the names of what is written,
-/// - `crate = "::my_rpc"`: the path of the facade, if it is not `::sluicegate`.
+/// - `crate = "::my_rpc"`: the path of the facade. Without it, it is found by the name that the
+///   `Cargo.toml` of the trait's crate gives to `sluicegate`; so it is only needed where that names
+///   none, such as behind another crate that passes it on.
 ///
 /// `#[rpc(..)]` on a method takes
 ///
 /// - `name = "find"`: its name on the wire,
+/// - `alias = "search"`, any number of times: a name on the wire by which the server takes calls as
+///   well, so that a method can be renamed without breaking its callers. A whole path, as in
+///   `alias = "acme.v1.Shelf/find"`, is for a method that has moved from another service,
 /// - `spawn`: every call runs in a task of its own instead of being polled first in the task of its
 ///   connection, for methods that compute for long,
 /// - `blocking`: the method is a plain `fn` and may block its thread: file systems, databases without
@@ -125,6 +133,7 @@ fn refused(error: &syn::Error, item: TokenStream) -> TokenStream {
         for input in &mut method.sig.inputs {
             if let FnArg::Typed(argument) = input {
                 *argument.pat = parse_quote!(_);
+                argument.attrs.retain(|attr| attr.path().is_ident("cfg"));
             }
         }
     }

@@ -218,9 +218,13 @@ impl ServerBuilder {
     }
 
     /// The codecs that clients may use, besides the bytes of methods that no codec touches.
-    /// Default: all that this build knows.
+    /// A call in another one is refused before its body is looked at. One that this build does not have
+    /// makes [`Self::build`] fail. Default: all that this build has, which its features decide.
     pub fn codecs(mut self, codecs: impl IntoIterator<Item = CodecId>) -> Self {
-        self.config.codecs = codecs.into_iter().filter(|codec| codec.is_supported()).chain([CodecId::BYTES]).collect();
+        let codecs: Vec<_> = codecs.into_iter().chain([CodecId::BYTES]).collect();
+        let known = |codec: &&CodecId| **codec == CodecId::BYTES || codec.is_supported();
+        self.config.unsupported_codec = codecs.iter().find(|codec| !known(codec)).copied();
+        self.config.codecs = codecs.into_iter().collect();
         self
     }
 

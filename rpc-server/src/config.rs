@@ -63,6 +63,8 @@ pub(crate) struct Config {
     pub(crate) drain_grace: Duration,
     pub(crate) spawn_calls: bool,
     pub(crate) codecs: CodecSet,
+    /// One that was asked for and that this build does not have.
+    pub(crate) unsupported_codec: Option<CodecId>,
 }
 
 impl Default for Config {
@@ -94,6 +96,7 @@ impl Default for Config {
             drain_grace: Duration::from_secs(30),
             spawn_calls: false,
             codecs: CodecId::supported().iter().copied().chain([CodecId::BYTES]).collect(),
+            unsupported_codec: None,
         }
     }
 }
@@ -123,6 +126,9 @@ impl Config {
             if value == Some(Duration::ZERO) {
                 return Err(BuildError::Zero { setting });
             }
+        }
+        if let Some(codec) = self.unsupported_codec {
+            return Err(BuildError::UnsupportedCodec { codec });
         }
         let least_frame = u64::from(MIN_MAX_FRAME);
         if u64::from(self.max_frame) < least_frame {

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use rpc_codec::CodecId;
 use rpc_core::limit::{ConcurrencyError, RateError};
 
 /// A server cannot be built as it was configured.
@@ -43,6 +44,12 @@ pub enum BuildError {
         other: &'static str,
         /// Its value.
         other_value: u64,
+    },
+    /// A codec that clients were to be offered is not in this build.
+    #[error("this build has no {codec}: the codecs but bincode are features of the crate sluicegate")]
+    UnsupportedCodec {
+        /// Which.
+        codec: CodecId,
     },
     /// A setting must not be zero.
     #[error("{setting} must not be zero")]

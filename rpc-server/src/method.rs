@@ -81,14 +81,14 @@ impl ServiceMethods<'_> {
         self.add_blocking::<Untouched, F>(name, options, handler);
     }
 
-    fn add_blocking<S, F>(&mut self, name: &str, _: MethodOptions, handler: F)
+    fn add_blocking<S, F>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
         S: Shape,
         F: Fn(&Context, S::Args) -> Result<S::Reply, Status> + Clone + Send + Sync + 'static,
     {
         let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, false).blocking();
         let run = Run::Blocking(Box::new(Blocking::<S, F>::new(handler)));
-        self.methods.add(Method { info: Arc::new(info), run });
+        self.add_method(info, run, options);
     }
 
     fn add<S, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
@@ -101,7 +101,16 @@ impl ServiceMethods<'_> {
             Box::new(Unary::<S, F, Fut>::new(handler.clone(), index, Arc::clone(ready)))
         };
         let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, options.spawn);
-        self.methods.add(Method { info: Arc::new(info), run: Run::Polled(Box::new(make)) });
+        self.add_method(info, Run::Polled(Box::new(make)), options);
+    }
+
+    fn add_method(&mut self, info: MethodInfo, run: Run, options: MethodOptions) {
+        let info = Arc::new(info.described(options));
+        self.methods.add(Method { info, run });
+        for alias in options.aliases {
+            let path = if alias.contains('/') { (*alias).to_owned() } else { format!("{}/{alias}", self.service) };
+            self.methods.add_alias(path);
+        }
     }
 }
 
@@ -111,15 +120,51 @@ impl fmt::Debug for ServiceMethods<'_> {
     }
 }
 
-/// How calls of one method are run.
+/// How calls of one method are run, what else it is called, and how it is described.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct MethodOptions {
     /// Run every call in a task of its own instead of polling it in its connection's task.
     pub spawn: bool,
+    aliases: &'static [&'static str],
+    signature: Option<Signature>,
+}
+
+/// A method as people write it.
+#[derive(Clone, Copy, Debug)]
+struct Signature {
+    arguments: &'static [(&'static str, &'static str)],
+    returns: &'static str,
 }
 
 impl MethodOptions {
+    /// A method that is run as all are, and has one name.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { spawn: false, aliases: &[], signature: None }
+    }
+
+    /// Further names on the wire by which the method is called: each a name of its service, or a whole
+    /// path, `package.Service/method`. Handlers and figures see the method itself, whichever name a
+    /// caller used; `#[rpc(alias = "..")]`.
+    #[must_use]
+    pub const fn aliases(mut self, aliases: &'static [&'static str]) -> Self {
+        self.aliases = aliases;
+        self
+    }
+
+    /// The names and types of its arguments, and the type it returns, as a description of the server
+    /// tells them. They are for people, and nothing is checked against them.
+    #[must_use]
+    pub const fn signature(
+        mut self,
+        arguments: &'static [(&'static str, &'static str)],
+        returns: &'static str,
+    ) -> Self {
+        self.signature = Some(Signature { arguments, returns });
+        self
+    }
+
     /// Whether every call runs in a task of its own; `#[rpc(spawn)]`.
     #[must_use]
     pub const fn spawn(mut self, spawn: bool) -> Self {
@@ -138,6 +183,7 @@ pub struct MethodInfo {
     spawn: AtomicBool,
     slow_polls: AtomicU32,
     usual_reply: AtomicUsize,
+    signature: Option<Signature>,
 }
 
 impl MethodInfo {
@@ -150,7 +196,12 @@ impl MethodInfo {
             spawn: AtomicBool::new(spawn),
             slow_polls: AtomicU32::new(0),
             usual_reply: AtomicUsize::new(0),
+            signature: None,
         }
+    }
+
+    fn described(self, options: MethodOptions) -> Self {
+        Self { signature: options.signature, ..self }
     }
 
     /// The method as one that blocks, which never runs in its connection's task.
@@ -166,6 +217,16 @@ impl MethodInfo {
     /// `package.Service/Method`.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// The names and types of the arguments as people write them, if they were told.
+    pub fn arguments(&self) -> Option<&'static [(&'static str, &'static str)]> {
+        self.signature.map(|signature| signature.arguments)
+    }
+
+    /// The type that is returned as people write it, if it was told.
+    pub fn returns(&self) -> Option<&'static str> {
+        self.signature.map(|signature| signature.returns)
     }
 
     /// Whether the method takes and returns bytes that no codec touches.
@@ -233,6 +294,8 @@ pub(crate) type MakeMethod = Box<dyn Fn(u32, &Arc<Ready>) -> Box<dyn ConnMethod>
 pub(crate) struct Methods {
     methods: Vec<Method>,
     by_id: HashMap<MethodId, u32, BuildHasherDefault<IdHasher>>,
+    /// Further paths of methods.
+    aliases: Vec<(String, u32)>,
     collision: Option<(String, String)>,
 }
 
@@ -263,11 +326,28 @@ impl Methods {
 
     fn add(&mut self, method: Method) {
         let index = self.methods.len() as u32;
-        if let Some(other) = self.by_id.insert(method.info.id, index) {
-            let first = self.methods[other as usize].info.path.clone();
-            self.collision.get_or_insert((first, method.info.path.clone()));
-        }
+        self.name(method.info.id, &method.info.path, index);
         self.methods.push(method);
+    }
+
+    /// Another path of the method that was added last.
+    fn add_alias(&mut self, path: String) {
+        self.name(MethodId::of_path(&path), &path, self.methods.len() as u32 - 1);
+        self.aliases.push((path, self.methods.len() as u32 - 1));
+    }
+
+    fn name(&mut self, id: MethodId, path: &str, index: u32) {
+        if let Some(other) = self.by_id.insert(id, index) {
+            let known = self.paths().find(|(known, _)| MethodId::of_path(known) == id);
+            let first = known.map_or_else(|| format!("number {other}"), |(known, _)| known.to_owned());
+            self.collision.get_or_insert((first, path.to_owned()));
+        }
+    }
+
+    /// Every path and the method it names, aliases last.
+    fn paths(&self) -> impl Iterator<Item = (&str, u32)> {
+        let own = self.methods.iter().zip(0..).map(|(method, index)| (&*method.info.path, index));
+        own.chain(self.aliases.iter().map(|(path, index)| (&**path, *index)))
     }
 }
 
@@ -326,6 +406,23 @@ mod tests {
     fn two_methods_of_one_id_are_refused_by_name() {
         let error = register("a.B", &["one", "one"]).check().unwrap_err();
         assert_eq!(error.to_string(), "the methods a.B/one and a.B/one have the same id");
+    }
+
+    #[test]
+    fn a_method_is_found_by_its_aliases_too() {
+        let mut methods = Methods::default();
+        let mut registry = ServiceMethods { service: "a.B".to_owned(), methods: &mut methods };
+        let options = MethodOptions::new().aliases(&["uno", "old.B/one"]);
+        registry.unary("one", options, |_: &Context, (): ()| async { Ok(()) });
+        for path in ["a.B/one", "a.B/uno", "old.B/one"] {
+            let found = methods.find(MethodId::of_path(path)).unwrap();
+            assert_eq!(methods.get(found).info.path(), "a.B/one");
+        }
+        assert!(methods.check().is_ok());
+        let mut registry = ServiceMethods { service: "old.B".to_owned(), methods: &mut methods };
+        registry.unary("one", MethodOptions::new(), |_: &Context, (): ()| async { Ok(()) });
+        let error = methods.check().unwrap_err();
+        assert_eq!(error.to_string(), "the methods old.B/one and old.B/one have the same id");
     }
 
     #[test]
