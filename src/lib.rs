@@ -53,26 +53,41 @@
 //!
 //! # Features
 //!
-//! `server`, `client` and `macros` are on by default. `json` adds JSON to the codecs, `testing` the module
-//! [`testing`](https://docs.rs/sluicegate/latest/sluicegate/testing): a server and its clients in memory.
+//! `server`, `client` and `macros` are on by default. `json`, `messagepack` and `postcard` add codecs to
+//! bincode, and `testing` the module [`testing`](https://docs.rs/sluicegate/latest/sluicegate/testing): a
+//! server and its clients in memory.
 #![forbid(unsafe_code)]
 
 pub use ::bytes::Bytes;
 #[cfg(feature = "client")]
 pub use rpc_client::{self as client, CallError, Client};
-pub use rpc_codec::{CodecId, PayloadError, payload::bytes};
+pub use rpc_codec::{CodecId, Detail, PayloadError, TypedDetails, payload::bytes};
 pub use rpc_core::{
-    AnyDetail, CallId, ConnectionId, ConnectionInfo, Context, Deadline, ErrorInfo, Executed, Metadata, MetadataError,
-    MethodId, Refusal, RefusalReason, Status, StatusCode, limit,
+    AnyDetail, CallId, ConnectionId, ConnectionInfo, Context, Deadline, DomainError, ErrorInfo, Executed, Metadata,
+    MetadataError, MethodId, OrStatus, Refusal, RefusalReason, Refused, Status, StatusCode, limit,
 };
 #[cfg(feature = "macros")]
-pub use rpc_macros::service;
+pub use rpc_macros::{DomainError, service};
 #[cfg(feature = "server")]
 pub use rpc_server::{self as server, Server};
 
 #[cfg(feature = "testing")]
 pub mod testing;
 
+/// For what macros write.
+#[doc(hidden)]
+pub mod __private {
+    pub use rpc_core::note;
+}
+
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/evolving.md")]
+mod evolving {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/errors.md")]
+mod errors {}

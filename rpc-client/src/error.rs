@@ -3,7 +3,7 @@
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use rpc_codec::{DecodeError, GoAwayReason, HeadError, PayloadError};
-use rpc_core::{Executed, MetadataError, Status, StatusCode};
+use rpc_core::{Executed, MetadataError, Refused, Status, StatusCode};
 
 /// Why a call did not succeed. Each variant names the peer and the cause as far as they are known.
 ///
@@ -13,7 +13,7 @@ use rpc_core::{Executed, MetadataError, Status, StatusCode};
 #[non_exhaustive]
 pub enum CallError {
     /// The server answered with a status.
-    #[error("{0}")]
+    #[error(transparent)]
     Status(Status),
     /// There is no connection and none could be made. Never executed.
     #[error("cannot connect to {peer}")]
@@ -141,6 +141,17 @@ impl CallError {
         }
     }
 
+    /// What the server said when it turned the call away for a reason of the framework's, such as a
+    /// limit; `None` if that is not what happened. See [`Status::refused`].
+    pub fn refused(&self) -> Option<Refused<'_>> {
+        self.status()?.refused()
+    }
+
+    /// Whether the server answered with this reason of this domain.
+    pub fn has_reason(&self, domain: &str, reason: &str) -> bool {
+        self.status().is_some_and(|status| status.has_reason(domain, reason))
+    }
+
     /// The status of the server, if it answered.
     pub fn status(&self) -> Option<&Status> {
         match self {
@@ -156,7 +167,7 @@ impl From<CallError> for Status {
         match error {
             CallError::Status(status) => status.with_executed(Executed::Finished),
             // The text names peers, which are this process's own business.
-            other => Self::new(other.code(), "a call that the service depends on failed"),
+            other => Self::new(other.code(), "a call that the service depends on failed").with_source(other),
         }
     }
 }

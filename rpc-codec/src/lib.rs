@@ -25,6 +25,7 @@ mod hello;
 mod parts;
 pub mod payload;
 mod queued;
+mod typed_details;
 
 pub use decoder::{Decoded, FrameDecoder};
 pub use encoder::{
@@ -38,3 +39,4 @@ pub use hello::{CodecSet, Hello, MAGIC, MAX_HELLO_LEN, VERSION};
 pub use parts::{Assembly, MIN_PART_LEN, PART_LEN, Remainder};
 pub use payload::{Codec, CodecId, PayloadError};
 pub use queued::QueuedFrame;
+pub use typed_details::{Detail, TypedDetails};

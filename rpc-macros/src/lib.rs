@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod attrs;
+mod domain_error;
 mod errors;
 mod expand;
 mod facade;
@@ -113,6 +114,37 @@ pub fn service(args: proc_macro::TokenStream, item: proc_macro::TokenStream) -> 
         Err(error) => refused(&error, item),
     }
     .into()
+}
+
+/// Makes an error type a `sluicegate::DomainError`, which converts into a `Status` with `?`.
+///
+/// ```text
+/// #[derive(Debug, thiserror::Error, sluicegate::DomainError)]
+/// #[rpc(domain = "library.example")]
+/// enum LibraryError {
+///     #[error("no book has the ISBN {isbn}")]
+///     #[rpc(code = NotFound)]
+///     NoSuchBook { #[rpc(metadata)] isbn: String },
+///
+///     #[error("the desk is busy")]
+///     #[rpc(code = Unavailable, reason = "DESK_BUSY")]
+///     Busy { #[rpc(retry_delay)] come_back_in: Duration, #[source] cause: io::Error },
+/// }
+/// ```
+///
+/// The message is what the error displays; how, is its own business, or that of a crate such as
+/// `thiserror`. Nothing else of it leaves the process but what is marked:
+///
+/// - on the type: `domain = ".."`, who defines the reasons; and `crate = "::my_rpc"`, as for
+///   `#[sluicegate::service]`;
+/// - on a variant, or on a struct: `code = NotFound`, one of `sluicegate::StatusCode`; and
+///   `reason = ".."`, which is otherwise the name in upper snake case, as `NO_SUCH_BOOK`;
+/// - on a field: `metadata`, or `metadata = "key"`, whose text is told under its name or that key; and
+///   `retry_delay` on a `Duration` or an `Option` of one, which tells the caller when to come back.
+#[proc_macro_derive(DomainError, attributes(rpc))]
+pub fn domain_error(item: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let input = syn::parse_macro_input!(item as syn::DeriveInput);
+    domain_error::derive(&input).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
 /// The errors, and the trait as far as the compiler takes it, so that neither it nor its

@@ -17,6 +17,8 @@ mod computing;
 mod context;
 mod demotion;
 mod ends;
+mod errors;
+mod evolving;
 mod exits;
 mod limit_changes;
 mod limit_load;
