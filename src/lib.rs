@@ -61,10 +61,12 @@
 pub use ::bytes::Bytes;
 #[cfg(feature = "client")]
 pub use rpc_client::{self as client, CallError, Client};
+pub use rpc_codec::builtin::{Description, Health, MethodDescription, ServiceDescription};
 pub use rpc_codec::{CodecId, Detail, PayloadError, TypedDetails, payload::bytes};
 pub use rpc_core::{
-    AnyDetail, CallId, ConnectionId, ConnectionInfo, Context, Deadline, DomainError, ErrorInfo, Executed, Metadata,
-    MetadataError, MethodId, OrStatus, Refusal, RefusalReason, Refused, Status, StatusCode, limit,
+    AnyDetail, CallId, ConnectionId, ConnectionInfo, Context, Deadline, DomainError, ErrorInfo, Executed, Extensions,
+    Metadata, MetadataError, MethodId, OrStatus, Refusal, RefusalReason, Refused, Status, StatusCode, TraceParent,
+    limit,
 };
 #[cfg(feature = "macros")]
 pub use rpc_macros::{DomainError, service};

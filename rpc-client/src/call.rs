@@ -21,7 +21,8 @@ use crate::{
     clock,
     connection::{Connection, Sent},
     error::CallError,
-    scratch,
+    intercept::{Finished, Outcome, Outgoing, Watch},
+    scratch, trace,
 };
 
 /// A method as a client names it.
@@ -52,6 +53,12 @@ impl fmt::Display for Method {
 
 /// How arguments and replies of a call stand on the wire.
 pub trait WireForm<A, R>: sealed::Sealed {
+    /// Whether it has been through interceptors and layers already.
+    #[doc(hidden)]
+    const AGAIN: bool = false;
+    /// Whether no codec touches it.
+    #[doc(hidden)]
+    const UNTOUCHED: bool = false;
     #[doc(hidden)]
     fn codec(configured: CodecId) -> CodecId;
     #[doc(hidden)]
@@ -72,6 +79,56 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for super::InCodec {}
     impl Sealed for super::Untouched {}
+    #[cfg(feature = "tower")]
+    impl Sealed for super::Raw {}
+    #[cfg(feature = "tower")]
+    impl Sealed for super::RawUntouched {}
+}
+
+/// Encoded already, in the client's codec: a call behind the layers around it.
+#[cfg(feature = "tower")]
+#[derive(Debug)]
+pub(crate) enum Raw {}
+
+/// As [`Raw`], for bytes that no codec touches.
+#[cfg(feature = "tower")]
+#[derive(Debug)]
+pub(crate) enum RawUntouched {}
+
+#[cfg(feature = "tower")]
+impl WireForm<Bytes, Bytes> for Raw {
+    const AGAIN: bool = true;
+
+    fn codec(configured: CodecId) -> CodecId {
+        configured
+    }
+
+    fn encode(_: CodecId, args: &Bytes, out: &mut Vec<u8>) -> Result<(), PayloadError> {
+        out.extend_from_slice(args);
+        Ok(())
+    }
+
+    fn decode(_: CodecId, body: &[u8]) -> Result<Bytes, PayloadError> {
+        Ok(Bytes::copy_from_slice(body))
+    }
+}
+
+#[cfg(feature = "tower")]
+impl WireForm<Bytes, Bytes> for RawUntouched {
+    const AGAIN: bool = true;
+    const UNTOUCHED: bool = true;
+
+    fn codec(configured: CodecId) -> CodecId {
+        Untouched::codec(configured)
+    }
+
+    fn encode(codec: CodecId, args: &Bytes, out: &mut Vec<u8>) -> Result<(), PayloadError> {
+        Untouched::encode(codec, args, out)
+    }
+
+    fn decode(codec: CodecId, body: &[u8]) -> Result<Bytes, PayloadError> {
+        Untouched::decode(codec, body)
+    }
 }
 
 impl<A: Serialize, R: DeserializeOwned> WireForm<A, R> for InCodec {
@@ -89,6 +146,8 @@ impl<A: Serialize, R: DeserializeOwned> WireForm<A, R> for InCodec {
 }
 
 impl WireForm<Bytes, Bytes> for Untouched {
+    const UNTOUCHED: bool = true;
+
     fn codec(_: CodecId) -> CodecId {
         CodecId::BYTES
     }
@@ -126,6 +185,8 @@ pub struct Call<A, R, W = InCodec> {
     metadata_error: Option<MetadataError>,
     priority: u8,
     patience: Patience,
+    /// If there are interceptors, from the first poll on until they were told of the end.
+    watch: Option<Box<Watch>>,
     state: State,
     marker: PhantomData<fn() -> (R, W)>,
 }
@@ -138,8 +199,14 @@ enum State {
         connection: Arc<Connection>,
         id: CallId,
     },
+    /// On its way through layers.
+    #[cfg(feature = "tower")]
+    InLayers(InLayers),
     Done,
 }
+
+#[cfg(feature = "tower")]
+type InLayers = Pin<Box<dyn Future<Output = Result<crate::tower::Response, crate::tower::BoxError>> + Send>>;
 
 type Preparing = Pin<Box<dyn Future<Output = Result<(Ready, Need), CallError>> + Send>>;
 
@@ -185,6 +252,7 @@ impl<A, R, W> Call<A, R, W> {
             metadata_error: None,
             priority: 0,
             patience,
+            watch: None,
             state: State::New,
             marker: PhantomData,
         }
@@ -246,14 +314,40 @@ impl<A, R, W> Call<A, R, W> {
     }
 }
 
+#[cfg(feature = "tower")]
+impl<A, R, W> Call<A, R, W> {
+    /// A call that comes from behind layers.
+    pub(crate) fn again(client: Client, method: Method, args: A, metadata: Metadata, deadline: Deadline) -> Self {
+        let mut call = Self::new(client, method, args);
+        (call.metadata, call.deadline) = (metadata, Some(deadline));
+        call
+    }
+}
+
 impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
     /// The reply once it is there; what came beside it is put into `metadata`.
     fn poll_reply(&mut self, cx: &mut Context<'_>, metadata: &mut Metadata) -> Poll<Result<R, CallError>> {
+        let polled = self.poll_unseen(cx, metadata);
+        if self.watch.is_some()
+            && let Poll::Ready(outcome) = &polled
+        {
+            self.tell(outcome.as_ref().map_or_else(Outcome::Error, |_| Outcome::Reply));
+        }
+        polled
+    }
+
+    /// As [`Self::poll_reply`], of which interceptors are not told.
+    fn poll_unseen(&mut self, cx: &mut Context<'_>, metadata: &mut Metadata) -> Poll<Result<R, CallError>> {
         loop {
             match &mut self.state {
                 State::New => {
                     let now = clock::now();
                     let deadline = self.begin(now)?;
+                    #[cfg(feature = "tower")]
+                    if !W::AGAIN && self.client.layers().is_some() {
+                        self.enter_layers(deadline)?;
+                        continue;
+                    }
                     match self.client.connection() {
                         Some(connection) => {
                             if self.send(Ready { connection, deadline }, now, None, cx)? {
@@ -275,6 +369,16 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     }
                 }
                 State::Sent { .. } => return scratch::with_call_buffer(|body| self.poll_sent(body, cx, metadata)),
+                #[cfg(feature = "tower")]
+                State::InLayers(answering) => {
+                    let answered = ready!(answering.as_mut().poll(cx));
+                    self.state = State::Done;
+                    let response = answered.map_err(crate::tower::call_error)?;
+                    *metadata = response.metadata;
+                    let decoded = W::decode(W::codec(self.client.config().codec), &response.body);
+                    let peer = self.client.peer();
+                    return Poll::Ready(decoded.map_err(|source| CallError::Decode { peer: Arc::clone(peer), source }));
+                }
                 State::Done => panic!("a call was polled after it had ended"),
             }
         }
@@ -311,16 +415,54 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         if let Some(timeout) = own {
             deadline = deadline.min(Deadline::after(now, timeout));
         }
+        if W::AGAIN {
+            return Ok(deadline);
+        }
         if let Some(outer) = CallContext::current() {
             deadline = deadline.min(outer.deadline().minus(INHERITED_MARGIN, now));
-            if self.metadata.get(TRACEPARENT).is_none()
-                && let Some(parent) = outer.metadata().get(TRACEPARENT)
-            {
-                // There may be no room for it; the trace is then lost, not the call.
-                let _ = self.metadata.insert(TRACEPARENT, parent);
-            }
+            trace::inherit(&mut self.metadata, &outer);
         }
+        if self.client.config().interceptors.is_empty() { Ok(deadline) } else { self.intercept(now, deadline) }
+    }
+
+    /// Shows the call to the interceptors; the deadline that they leave it.
+    #[cold]
+    fn intercept(&mut self, now: Instant, mut deadline: Deadline) -> Result<Deadline, CallError> {
+        self.watch = Some(Box::new(Watch(now)));
+        let mut outgoing = Outgoing {
+            method: self.method,
+            metadata: &mut self.metadata,
+            deadline: &mut deadline,
+            priority: &mut self.priority,
+        };
+        let passed = self.client.config().interceptors.before(&mut outgoing);
+        passed.map_err(|status| {
+            self.state = State::Done;
+            CallError::Status(status.with_executed(Executed::Never))
+        })?;
         Ok(deadline)
+    }
+
+    /// Encodes the call and hands it to the layers around the client.
+    #[cfg(feature = "tower")]
+    fn enter_layers(&mut self, deadline: Deadline) -> Result<(), CallError> {
+        self.state = State::Done;
+        let mut body = Vec::new();
+        let args = self.args.take().expect("kept until the call is sent");
+        W::encode(W::codec(self.client.config().codec), &args, &mut body).map_err(CallError::Encode)?;
+        let request = crate::tower::Request {
+            method: self.method,
+            body: body.into(),
+            metadata: self.metadata.clone(),
+            deadline,
+            priority: self.priority,
+            untouched: W::UNTOUCHED,
+            wait_for_ready: self.patience == Patience::WaitForReady,
+        };
+        if let Some(layers) = self.client.layers() {
+            self.state = State::InLayers(layers.answer(request));
+        }
+        Ok(())
     }
 
     /// Encodes the call and hands it to the connection, or prepares to wait for what that lacks.
@@ -437,6 +579,16 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
     }
 }
 
+impl<A, R, W> Call<A, R, W> {
+    /// Tells the interceptors, if there are any, once, how the call ended.
+    fn tell(&mut self, outcome: Outcome<'_>) {
+        let Some(watch) = self.watch.take() else { return };
+        let elapsed = clock::now().saturating_duration_since(watch.0);
+        let finished = Finished { method: self.method, metadata: &self.metadata, outcome, elapsed };
+        self.client.config().interceptors.after(&finished);
+    }
+}
+
 // Nothing in a call is pinned in place: what must be is in a box.
 impl<A, R, W> Unpin for Call<A, R, W> {}
 
@@ -452,6 +604,9 @@ impl<A, R, W> Drop for Call<A, R, W> {
     fn drop(&mut self) {
         if let State::Sent { connection, id } = &self.state {
             connection.abandon(*id);
+        }
+        if self.watch.is_some() {
+            self.tell(Outcome::Dropped);
         }
     }
 }
@@ -471,6 +626,5 @@ fn too_large(peer: &Arc<str>, error: &EncodeError) -> CallError {
     CallError::RequestTooLarge { peer: Arc::clone(peer), len, max }
 }
 
-const TRACEPARENT: &str = "traceparent";
 /// What a nested call leaves its caller of the time, to make something of the answer.
 const INHERITED_MARGIN: Duration = Duration::from_millis(1);

@@ -97,6 +97,9 @@ pub enum CallError {
         /// What is wrong with it.
         source: HeadError,
     },
+    /// A layer of `tower` around the client failed, with an error of its own. It may have been executed.
+    #[error("a layer around the client failed")]
+    Layer(#[source] Arc<dyn std::error::Error + Send + Sync>),
     /// The client was closed. Never executed.
     #[error("the client was closed")]
     Closed,
@@ -117,6 +120,7 @@ impl CallError {
             Self::Encode(_) | Self::Decode { .. } | Self::MalformedResponse { .. } | Self::NoRuntime => {
                 StatusCode::Internal
             }
+            Self::Layer(_) => StatusCode::Unknown,
             Self::Closed => StatusCode::Cancelled,
         }
     }
@@ -127,7 +131,7 @@ impl CallError {
             Self::Status(status) => status.executed(),
             Self::Lost { executed, .. } | Self::DeadlineExceeded { executed, .. } => *executed,
             Self::Decode { .. } | Self::ResponseTooLarge { .. } => Executed::Finished,
-            Self::MalformedResponse { .. } => Executed::Maybe,
+            Self::MalformedResponse { .. } | Self::Layer(_) => Executed::Maybe,
             _ => Executed::Never,
         }
     }

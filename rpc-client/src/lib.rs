@@ -6,6 +6,7 @@
 
 mod answers;
 mod backoff;
+mod builtin;
 mod call;
 mod client;
 mod clock;
@@ -14,6 +15,7 @@ mod connection;
 mod driver;
 mod error;
 mod gauges;
+mod intercept;
 mod noise;
 mod queue;
 #[cfg(all(test, shuttle))]
@@ -21,9 +23,17 @@ mod schedules;
 mod scratch;
 mod slots;
 mod sync;
+#[cfg(feature = "tower")]
+pub mod tower;
+mod trace;
+#[cfg(unix)]
+mod unix;
 mod vigil;
+mod wait;
 
+pub use builtin::{DescribeClient, HealthClient};
 pub use call::{Call, InCodec, Method, Untouched, WireForm};
 pub use client::{Client, ClientBuilder, Response, ServiceClient};
 pub use error::{CallError, LostCause};
 pub use gauges::ClientSnapshot;
+pub use intercept::{Finished, Interceptor, Outcome, Outgoing};

@@ -15,6 +15,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod builtin;
 mod decoder;
 mod details;
 mod encoder;

@@ -61,7 +61,10 @@ pub(crate) struct Config {
     pub(crate) write_high_water: usize,
     /// Running calls get this long to finish when the server is shut down.
     pub(crate) drain_grace: Duration,
+    /// None: only where somebody looks at the health does anybody need the time.
+    pub(crate) shutdown_notice: Duration,
     pub(crate) spawn_calls: bool,
+    pub(crate) trace_calls: bool,
     pub(crate) codecs: CodecSet,
     /// One that was asked for and that this build does not have.
     pub(crate) unsupported_codec: Option<CodecId>,
@@ -94,7 +97,9 @@ impl Default for Config {
             write_timeout: Duration::from_secs(30),
             write_high_water: 256 * 1024,
             drain_grace: Duration::from_secs(30),
+            shutdown_notice: Duration::ZERO,
             spawn_calls: false,
+            trace_calls: false,
             codecs: CodecId::supported().iter().copied().chain([CodecId::BYTES]).collect(),
             unsupported_codec: None,
         }

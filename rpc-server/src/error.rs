@@ -45,6 +45,13 @@ pub enum BuildError {
         /// Its value.
         other_value: u64,
     },
+    /// A method that blocks was put within a layer, which can only be around a future.
+    #[cfg(feature = "tower")]
+    #[error("the method {method} blocks, so it cannot be within a layer; write it as `async fn`, or use a handler")]
+    LayeredBlocking {
+        /// The path of the method.
+        method: String,
+    },
     /// A codec that clients were to be offered is not in this build.
     #[error("this build has no {codec}: the codecs but bincode are features of the crate sluicegate")]
     UnsupportedCodec {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, RequestFrame, encode_pong};
-use rpc_core::{CallId, Deadline, Executed, Refusal, RefusalReason, Status, limit::CallPermit};
+use rpc_core::{CallId, Deadline, Executed, Extensions, Refusal, RefusalReason, Status, limit::CallPermit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
@@ -132,6 +132,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             attempt: request.head.attempt,
             body_len: request.body_len,
             metadata,
+            extensions: Extensions::new(),
             permit,
         };
         let admitted = self.admit(&mut opening, method, &mut Body::InFrame(request.body), 0, cx);
@@ -160,7 +161,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         // A task that was cancelled and has not ended is no call any more, but still costs what it holds.
         let pending = self.in_flight.len().max(self.tasks.len()) as u64;
         let max = config.max_concurrent_calls_per_connection;
-        if pending >= max {
+        if pending >= max && !self.server.methods.get(method).info.is_exempt() {
             // Holds even if the user's pipeline has no limit: parked calls cost memory.
             return Err(Refusal::new(RefusalReason::ConcurrencyLimit)
                 .with_limit(CONNECTION, max, pending)

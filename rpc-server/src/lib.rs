@@ -28,11 +28,13 @@ mod clock;
 mod config;
 mod connection;
 mod cut;
+mod describe;
 mod dispatch;
 mod ending;
 mod error;
 mod gauges;
 pub mod handlers;
+mod health;
 mod in_flight;
 mod inbound;
 mod life;
@@ -49,7 +51,11 @@ mod scratch;
 mod server;
 mod sync;
 mod timer;
+#[cfg(feature = "tower")]
+pub mod tower;
 mod unary;
+#[cfg(unix)]
+mod unix;
 mod uploads;
 mod writer;
 
@@ -61,3 +67,5 @@ pub use gauges::Snapshot;
 pub use method::{MethodInfo, MethodOptions, Service, ServiceMethods};
 pub use pipeline::{Answer, CallInfo, Decision, Handler, Interest, Outbound, Pipeline};
 pub use server::{BoundServer, CutCall, Drained, Server, ServerHandle, SetRateError};
+#[cfg(unix)]
+pub use unix::{BoundUnixServer, UnixPeer};

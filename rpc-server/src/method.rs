@@ -33,11 +33,23 @@ pub trait Service {
 
 /// Where a [`Service`] puts its methods.
 pub struct ServiceMethods<'a> {
-    pub(crate) service: String,
-    pub(crate) methods: &'a mut Methods,
+    service: String,
+    methods: &'a mut Methods,
+    /// What puts methods within layers.
+    #[cfg(feature = "tower")]
+    pub(crate) wrap: Option<crate::tower::Wrap>,
 }
 
-impl ServiceMethods<'_> {
+impl<'a> ServiceMethods<'a> {
+    pub(crate) fn new(service: String, methods: &'a mut Methods) -> Self {
+        Self {
+            service,
+            methods,
+            #[cfg(feature = "tower")]
+            wrap: None,
+        }
+    }
+
     /// Adds a method that takes the tuple `A` and returns `R`, both in the call's codec.
     pub fn unary<A, R, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
@@ -86,6 +98,10 @@ impl ServiceMethods<'_> {
         S: Shape,
         F: Fn(&Context, S::Args) -> Result<S::Reply, Status> + Clone + Send + Sync + 'static,
     {
+        #[cfg(feature = "tower")]
+        if self.wrap.is_some() {
+            self.methods.not_layered.get_or_insert_with(|| format!("{}/{name}", self.service));
+        }
         let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, false).blocking();
         let run = Run::Blocking(Box::new(Blocking::<S, F>::new(handler)));
         self.add_method(info, run, options);
@@ -97,11 +113,35 @@ impl ServiceMethods<'_> {
         F: Fn(&Context, S::Args) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
     {
+        #[cfg(feature = "tower")]
+        if let Some(wrap) = self.wrap.clone() {
+            let layers = wrap(crate::tower::Next::method::<S, F, Fut>(handler));
+            return self.add_layered::<S>(name, options, layers);
+        }
         let make = move |index, ready: &Arc<Ready>| -> Box<dyn ConnMethod> {
             Box::new(Unary::<S, F, Fut>::new(handler.clone(), index, Arc::clone(ready)))
         };
         let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, options.spawn);
         self.add_method(info, Run::Polled(Box::new(make)), options);
+    }
+
+    /// Adds a method that is answered by way of its layers.
+    #[cfg(feature = "tower")]
+    fn add_layered<S: Shape>(&mut self, name: &str, options: MethodOptions, layers: crate::tower::Next) {
+        use crate::tower::{InLayers, Request};
+
+        let path: Arc<str> = format!("{}/{name}", self.service).into();
+        let handler = move |context: &Context, (codec, body)| {
+            layers.answer(Request { context: context.clone(), method: Arc::clone(&path), codec, body })
+        };
+        // Nothing may be layered twice.
+        let wrap = self.wrap.take();
+        if S::UNTOUCHED {
+            self.add::<InLayers<true>, _, _>(name, options, handler);
+        } else {
+            self.add::<InLayers<false>, _, _>(name, options, handler);
+        }
+        self.wrap = wrap;
     }
 
     fn add_method(&mut self, info: MethodInfo, run: Run, options: MethodOptions) {
@@ -126,6 +166,7 @@ impl fmt::Debug for ServiceMethods<'_> {
 pub struct MethodOptions {
     /// Run every call in a task of its own instead of polling it in its connection's task.
     pub spawn: bool,
+    exempt: bool,
     aliases: &'static [&'static str],
     signature: Option<Signature>,
 }
@@ -141,7 +182,7 @@ impl MethodOptions {
     /// A method that is run as all are, and has one name.
     #[must_use]
     pub const fn new() -> Self {
-        Self { spawn: false, aliases: &[], signature: None }
+        Self { spawn: false, exempt: false, aliases: &[], signature: None }
     }
 
     /// Further names on the wire by which the method is called: each a name of its service, or a whole
@@ -165,6 +206,12 @@ impl MethodOptions {
         self
     }
 
+    /// No limit of load turns its calls away. For what is ready at once and asked seldom.
+    pub(crate) const fn exempt(mut self) -> Self {
+        self.exempt = true;
+        self
+    }
+
     /// Whether every call runs in a task of its own; `#[rpc(spawn)]`.
     #[must_use]
     pub const fn spawn(mut self, spawn: bool) -> Self {
@@ -180,6 +227,7 @@ pub struct MethodInfo {
     path: String,
     untouched: bool,
     blocking: bool,
+    exempt: bool,
     spawn: AtomicBool,
     slow_polls: AtomicU32,
     usual_reply: AtomicUsize,
@@ -193,6 +241,7 @@ impl MethodInfo {
             path: format!("{service}/{name}"),
             untouched,
             blocking: false,
+            exempt: false,
             spawn: AtomicBool::new(spawn),
             slow_polls: AtomicU32::new(0),
             usual_reply: AtomicUsize::new(0),
@@ -201,7 +250,7 @@ impl MethodInfo {
     }
 
     fn described(self, options: MethodOptions) -> Self {
-        Self { signature: options.signature, ..self }
+        Self { signature: options.signature, exempt: options.exempt, ..self }
     }
 
     /// The method as one that blocks, which never runs in its connection's task.
@@ -232,6 +281,11 @@ impl MethodInfo {
     /// Whether the method takes and returns bytes that no codec touches.
     pub fn is_untouched(&self) -> bool {
         self.untouched
+    }
+
+    /// Whether no limit of load turns its calls away, as with those of the built-in health service.
+    pub fn is_exempt(&self) -> bool {
+        self.exempt
     }
 
     /// Whether calls block the thread they run on, and so run on tokio's blocking pool.
@@ -297,6 +351,9 @@ pub(crate) struct Methods {
     /// Further paths of methods.
     aliases: Vec<(String, u32)>,
     collision: Option<(String, String)>,
+    /// A method that blocks and was to be layered.
+    #[cfg(feature = "tower")]
+    not_layered: Option<String>,
 }
 
 impl Methods {
@@ -312,12 +369,38 @@ impl Methods {
         self.methods.len()
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &MethodInfo> {
+        self.methods.iter().map(|method| &*method.info)
+    }
+
+    /// The names of all services, each once and in order.
+    pub(crate) fn services(&self) -> Vec<String> {
+        let mut services: Vec<String> = Vec::new();
+        for method in self.iter() {
+            let service = method.path().rsplit_once('/').map_or("", |(service, _)| service);
+            if services.last().is_none_or(|last| last != service) && !services.iter().any(|known| known == service) {
+                services.push(service.to_owned());
+            }
+        }
+        services
+    }
+
+    /// The further paths of a method.
+    pub(crate) fn aliases_of(&self, method: &MethodInfo) -> impl Iterator<Item = &str> {
+        let of_method = move |index: u32| self.get(index).info.id == method.id;
+        self.aliases.iter().filter(move |(_, index)| of_method(*index)).map(|(path, _)| &**path)
+    }
+
     pub(crate) fn any_blocking(&self) -> bool {
         self.methods.iter().any(|method| method.info.is_blocking())
     }
 
     /// Whether every method has an id of its own.
     pub(crate) fn check(&self) -> Result<(), BuildError> {
+        #[cfg(feature = "tower")]
+        if let Some(method) = &self.not_layered {
+            return Err(BuildError::LayeredBlocking { method: method.clone() });
+        }
         match &self.collision {
             None => Ok(()),
             Some((first, second)) => Err(BuildError::MethodCollision { first: first.clone(), second: second.clone() }),
@@ -387,7 +470,7 @@ mod tests {
 
     fn register(service: &str, names: &[&str]) -> Methods {
         let mut methods = Methods::default();
-        let mut registry = ServiceMethods { service: service.to_owned(), methods: &mut methods };
+        let mut registry = ServiceMethods::new(service.to_owned(), &mut methods);
         for name in names {
             registry.unary(name, MethodOptions::default(), |_: &Context, (): ()| async { Ok(()) });
         }
@@ -411,7 +494,7 @@ mod tests {
     #[test]
     fn a_method_is_found_by_its_aliases_too() {
         let mut methods = Methods::default();
-        let mut registry = ServiceMethods { service: "a.B".to_owned(), methods: &mut methods };
+        let mut registry = ServiceMethods::new("a.B".to_owned(), &mut methods);
         let options = MethodOptions::new().aliases(&["uno", "old.B/one"]);
         registry.unary("one", options, |_: &Context, (): ()| async { Ok(()) });
         for path in ["a.B/one", "a.B/uno", "old.B/one"] {
@@ -419,7 +502,7 @@ mod tests {
             assert_eq!(methods.get(found).info.path(), "a.B/one");
         }
         assert!(methods.check().is_ok());
-        let mut registry = ServiceMethods { service: "old.B".to_owned(), methods: &mut methods };
+        let mut registry = ServiceMethods::new("old.B".to_owned(), &mut methods);
         registry.unary("one", MethodOptions::new(), |_: &Context, (): ()| async { Ok(()) });
         let error = methods.check().unwrap_err();
         assert_eq!(error.to_string(), "the methods old.B/one and old.B/one have the same id");

@@ -13,8 +13,11 @@ mod drain_backlog;
 mod floods;
 mod handler_panics;
 mod handlers;
+mod health;
 mod hesitation;
 mod io_faults;
 mod keepalive;
 mod protocol;
 mod timeouts;
+#[cfg(unix)]
+mod unix;

@@ -5,8 +5,11 @@ mod blocking;
 mod concurrency;
 mod deadline;
 mod rate;
+mod trace;
 
 pub use blocking::BlockingHandler;
 pub use concurrency::ConcurrencyHandler;
 pub use deadline::DeadlineHandler;
 pub use rate::RateHandler;
+pub(crate) use trace::CallSpan;
+pub use trace::TraceHandler;

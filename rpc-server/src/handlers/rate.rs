@@ -37,6 +37,10 @@ impl Handler for RateHandler {
         Interest::REFUSALS
     }
 
+    fn limits_load() -> bool {
+        true
+    }
+
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         let tried = self.limit.try_acquire(1, call.received_ticks());
         // The reading is of the batch, and may be older than what other connections have done to the
