@@ -101,8 +101,8 @@ fn advice(error: &CallError) -> String {
         return format!("correct {}: {}", invalid.field, invalid.expected);
     }
     match (error.retry_delay(), error.executed(), error.code()) {
+        (_, Executed::Never, StatusCode::Unavailable) => "try elsewhere; nothing happened here".to_owned(),
         (Some(delay), ..) => format!("come back in {delay:?}"),
-        (None, Executed::Never, StatusCode::Unavailable) => "try elsewhere; nothing happened here".to_owned(),
         _ => "tell a person".to_owned(),
     }
 }
@@ -130,7 +130,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // Nobody is there any more.
     let library: LibraryClient = Client::new(address).service();
     let error = library.title("9780131103627".to_owned()).await.expect_err("it goes wrong");
-    let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
+    let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(ToString::to_string);
     println!("{error}: {}\n  -> {}", causes.collect::<Vec<_>>().join(": "), advice(&error));
     Ok(())
 }

@@ -51,11 +51,17 @@
 //! # }
 //! ```
 //!
+//! The [guide](https://docs.rs/sluicegate/latest/sluicegate/guide) goes on from here: define, serve, call,
+//! limit, observe, test, deploy, evolve.
+//!
 //! # Features
 //!
-//! `server`, `client` and `macros` are on by default. `json`, `messagepack` and `postcard` add codecs to
-//! bincode, and `testing` the module [`testing`](https://docs.rs/sluicegate/latest/sluicegate/testing): a
-//! server and its clients in memory.
+//! | feature | what it adds |
+//! |---|---|
+//! | `server`, `client`, `macros` | both ends and the macros; on by default |
+//! | `json`, `messagepack`, `postcard` | codecs beside bincode |
+//! | `testing` | the module [`testing`](https://docs.rs/sluicegate/latest/sluicegate/testing): a server and its clients in memory |
+//! | `tower` | layers of tower around services and around clients |
 #![forbid(unsafe_code)]
 
 pub use ::bytes::Bytes;
@@ -73,6 +79,8 @@ pub use rpc_macros::{DomainError, service};
 #[cfg(feature = "server")]
 pub use rpc_server::{self as server, Server};
 
+#[cfg(all(doc, feature = "macros", feature = "client", feature = "testing"))]
+pub mod guide;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -93,3 +101,7 @@ mod evolving {}
 #[cfg(doctest)]
 #[doc = include_str!("../docs/errors.md")]
 mod errors {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/migrating.md")]
+mod migrating {}

@@ -24,8 +24,11 @@ use std::{
 #[derive(Clone, Default)]
 pub struct Extensions {
     /// A word where there are none. There are few, so they are searched and not hashed.
-    values: Option<Box<Vec<(TypeId, Value)>>>,
+    values: Option<Box<Values>>,
 }
+
+#[derive(Clone, Default)]
+struct Values(Vec<(TypeId, Value)>);
 
 type Value = Arc<dyn Any + Send + Sync>;
 
@@ -37,7 +40,7 @@ impl Extensions {
 
     /// Adds a value. The one of the same type that was there before is given back.
     pub fn insert<T: Send + Sync + 'static>(&mut self, value: T) -> Option<Arc<T>> {
-        let values = self.values.get_or_insert_default();
+        let values = &mut self.values.get_or_insert_default().0;
         let (of, value) = (TypeId::of::<T>(), Arc::new(value));
         match values.iter_mut().find(|(known, _)| *known == of) {
             Some((_, there)) => std::mem::replace(there, value).downcast().ok(),
@@ -64,8 +67,7 @@ impl Extensions {
     }
 
     fn find<T: 'static>(&self) -> Option<&Value> {
-        let values = self.values.as_ref()?;
-        values.iter().find(|(known, _)| *known == TypeId::of::<T>()).map(|(_, value)| value)
+        self.values.as_ref()?.0.iter().find(|(known, _)| *known == TypeId::of::<T>()).map(|(_, value)| value)
     }
 }
 
@@ -73,7 +75,7 @@ impl Drop for Extensions {
     /// One by one: two panics at once would end the process.
     fn drop(&mut self) {
         if let Some(values) = self.values.take() {
-            for value in *values {
+            for value in values.0 {
                 // The panic has been told where panics are told. What it throws may throw once more.
                 if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| drop(value)))
                     && let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(thrown)))
@@ -88,7 +90,7 @@ impl Drop for Extensions {
 impl fmt::Debug for Extensions {
     /// How many; the values are the user's.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Extensions({})", self.values.as_ref().map_or(0, |values| values.len()))
+        write!(f, "Extensions({})", self.values.as_ref().map_or(0, |values| values.0.len()))
     }
 }
 

@@ -73,20 +73,20 @@ async fn types_of_arguments_may_be_generic() {
     assert_eq!(&*client.text("shared".into()).await.unwrap(), "shared");
 }
 
-/// `all()` holds, and `any()` does not.
+/// `any()` of nothing does not hold.
 #[sluicegate::service]
 pub(crate) trait Conditional {
-    async fn put(&self, ctx: Context, #[cfg(any())] gone: NoSuchType, kept: u8, #[cfg(all())] there: u16) -> u32;
-    async fn same(&self, #[cfg(all())] a: u8, #[cfg(all())] b: u8, #[cfg(any())] c: u8) -> u8;
+    async fn put(&self, ctx: Context, #[cfg(any())] gone: NoSuchType, kept: u8, #[cfg(not(any()))] there: u16) -> u32;
+    async fn same(&self, #[cfg(not(any()))] a: u8, #[cfg(not(any()))] b: u8, #[cfg(any())] c: u8) -> u8;
     #[cfg(any())]
-    async fn never(&self, #[cfg(all())] a: NoSuchType);
+    async fn never(&self, #[cfg(not(any()))] a: NoSuchType);
     /// Bytes, once the other argument is gone.
     async fn bytes(&self, body: Bytes, #[cfg(any())] gone: u8) -> Bytes;
     #[cfg(not(any()))]
     async fn both(
         &self,
-        #[cfg(all())]
         #[cfg(not(any()))]
+        #[cfg(any(unix, not(unix)))]
         a: u8,
     ) -> u8;
 }
