@@ -337,6 +337,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
     }
 
     /// As [`Self::poll_reply`], of which interceptors are not told.
+    #[inline]
     fn poll_unseen(&mut self, cx: &mut Context<'_>, metadata: &mut Metadata) -> Poll<Result<R, CallError>> {
         loop {
             match &mut self.state {

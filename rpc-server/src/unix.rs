@@ -3,10 +3,7 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::{
-        fs::{FileTypeExt, MetadataExt},
-        net::UnixStream as StdUnixStream,
-    },
+    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -60,9 +57,9 @@ impl Server {
     /// # Panics
     ///
     /// Outside of a tokio runtime.
-    pub fn bind_unix(&self, path: impl Into<PathBuf>) -> Result<BoundUnixServer, BindError> {
+    pub async fn bind_unix(&self, path: impl Into<PathBuf>) -> Result<BoundUnixServer, BindError> {
         let path = path.into();
-        let bound = remove_left_over(&path).and_then(|()| UnixListener::bind(&path)).and_then(|listener| {
+        let bound = remove_left_over(&path).await.and_then(|()| UnixListener::bind(&path)).and_then(|listener| {
             let file = SocketFile::at(path.clone())?;
             Ok(BoundUnixServer { server: self.clone(), listener, file })
         });
@@ -137,13 +134,13 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 /// Removes the file of a socket that nobody listens on.
-fn remove_left_over(path: &Path) -> io::Result<()> {
+async fn remove_left_over(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.file_type().is_socket() => {}
         // What is no socket stays, and binding says that it is there.
         _ => return Ok(()),
     }
-    match StdUnixStream::connect(path) {
+    match UnixStream::connect(path).await {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
         _ => Ok(()),
     }

@@ -24,6 +24,7 @@ mod extensions;
 mod limit_changes;
 mod limit_load;
 mod limit_refusals;
+mod odd_values;
 mod panic_answers;
 mod panics;
 mod refused;

@@ -44,15 +44,15 @@ impl Drop for Folder {
     }
 }
 
-fn bind(folder: &Folder) -> BoundUnixServer {
+async fn bind(folder: &Folder) -> BoundUnixServer {
     let server = Server::builder().service(WhoamiServer::new(ByUser)).build().unwrap();
-    server.bind_unix(folder.socket()).unwrap()
+    server.bind_unix(folder.socket()).await.unwrap()
 }
 
 #[tokio::test]
 async fn a_unix_socket_is_served_called_and_removed() {
     let folder = Folder::new("served");
-    let bound = bind(&folder);
+    let bound = bind(&folder).await;
     assert_eq!(bound.path(), folder.socket());
     let handle = bound.handle();
     let serving = tokio::spawn(bound.serve());
@@ -72,7 +72,7 @@ async fn a_unix_socket_is_served_called_and_removed() {
 #[tokio::test]
 async fn a_server_stops_on_its_signal_and_leaves_no_socket() {
     let folder = Folder::new("signal");
-    let bound = bind(&folder);
+    let bound = bind(&folder).await;
     let handle = bound.handle();
     assert!(bound.serve_until(async {}).await.cut.is_empty());
     assert!(!folder.socket().exists());
@@ -84,17 +84,17 @@ async fn a_socket_that_was_left_behind_is_replaced_and_anything_else_stays() {
     let folder = Folder::new("left");
     drop(UnixListener::bind(folder.socket()).unwrap());
     assert!(folder.socket().exists(), "nobody listens on it");
-    let bound = bind(&folder);
+    let bound = bind(&folder).await;
     // Somebody does.
     let server = Server::builder().service(WhoamiServer::new(ByUser)).build().unwrap();
-    let error = server.bind_unix(folder.socket()).unwrap_err();
+    let error = server.bind_unix(folder.socket()).await.unwrap_err();
     assert_eq!(error.source.kind(), ErrorKind::AddrInUse);
     assert!(error.to_string().contains("socket"), "{error}");
     drop(bound);
     assert!(!folder.socket().exists());
 
     fs::write(folder.socket(), "precious").unwrap();
-    let error = server.bind_unix(folder.socket()).unwrap_err();
+    let error = server.bind_unix(folder.socket()).await.unwrap_err();
     assert_eq!(error.source.kind(), ErrorKind::AddrInUse);
     assert_eq!(fs::read_to_string(folder.socket()).unwrap(), "precious");
 }
@@ -102,9 +102,9 @@ async fn a_socket_that_was_left_behind_is_replaced_and_anything_else_stays() {
 #[tokio::test]
 async fn a_socket_that_another_server_has_put_in_place_stays() {
     let folder = Folder::new("another");
-    let first = bind(&folder);
+    let first = bind(&folder).await;
     fs::remove_file(folder.socket()).unwrap();
-    let second = bind(&folder);
+    let second = bind(&folder).await;
     drop(first);
     assert!(folder.socket().exists(), "it is the second one's");
     drop(second);
