@@ -49,7 +49,9 @@ impl<'a> ServiceMethods<'a> {
             wrap: None,
         }
     }
+}
 
+impl ServiceMethods<'_> {
     /// Adds a method that takes the tuple `A` and returns `R`, both in the call's codec.
     pub fn unary<A, R, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
