@@ -93,7 +93,8 @@ async fn an_end_is_told_once_however_the_call_ends() {
     harness.network.set_down(true);
     harness.network.cut();
     let lost = client.call::<_, u64>(method::GATE, (1_u64,)).await.unwrap_err();
-    assert_eq!(lost.executed(), Executed::Never);
+    // It may have been under way when the connection was cut.
+    assert_ne!(lost.executed(), Executed::Finished);
     assert_eq!(log.take().len(), 2);
     drop(client);
     harness.assert_idle().await;
