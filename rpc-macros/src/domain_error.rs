@@ -93,21 +93,8 @@ fn implementation(input: &DeriveInput, facade: &Path, domain: &str, cases: &[Cas
         .iter()
         .map(|Case { path, conditions, code, .. }| code!(#conditions #path { .. } => #facade::StatusCode::#code,));
     let reasons = cases.iter().map(|Case { path, conditions, reason, .. }| code!(#conditions #path { .. } => #reason,));
-    let notes = cases.iter().filter(|case| !case.metadata.is_empty()).map(|case| {
-        let Case { path, conditions, metadata, .. } = case;
-        let fields = metadata.iter().map(|(_, field, at)| bind(field, *at));
-        let notes = metadata.iter().map(|(key, field, at)| {
-            let name = name_of(*at);
-            quote_spanned!(at_field(field)=> #facade::__private::note(&mut __sg_metadata, #key, #name);)
-        });
-        code!(#conditions #path { #(#fields,)* .. } => { #(#notes)* })
-    });
-    let delays = cases.iter().filter_map(|Case { path, conditions, retry_delay, .. }| {
-        let (field, at) = (*retry_delay)?;
-        let (bound, name) = (bind(field, at), name_of(at));
-        let delay = quote_spanned!(at_field(field)=> ::core::convert::Into::into(::core::clone::Clone::clone(#name)));
-        Some(code!(#conditions #path { #bound, .. } => #delay,))
-    });
+    let metadata = metadata(facade, cases);
+    let retry_delay = retry_delay(cases);
     code! {
         #conditions
         #[automatically_derived]
@@ -122,19 +109,55 @@ fn implementation(input: &DeriveInput, facade: &Path, domain: &str, cases: &[Cas
                 match *self { #(#reasons)* }
             }
 
-            #[allow(unused_mut, unreachable_patterns)]
             fn metadata(&self) -> #facade::Metadata {
-                let mut __sg_metadata = #facade::Metadata::new();
-                match *self { #(#notes)* _ => {} }
-                __sg_metadata
+                #metadata
             }
 
-            #[allow(unreachable_patterns)]
             fn retry_delay(&self) -> ::core::option::Option<::core::time::Duration> {
-                match *self { #(#delays)* _ => ::core::option::Option::None }
+                #retry_delay
             }
         }
     }
+}
+
+/// The body of `metadata`. Nothing is written that would have to be allowed: that is an error under a
+/// `forbid`.
+fn metadata(facade: &Path, cases: &[Case<'_>]) -> TokenStream {
+    let arms = cases.iter().filter(|case| !case.metadata.is_empty()).map(|case| {
+        let Case { path, conditions, metadata, .. } = case;
+        let fields = metadata.iter().map(|(_, field, at)| bind(field, *at));
+        let notes = metadata.iter().map(|(key, field, at)| {
+            let name = name_of(*at);
+            quote_spanned!(at_field(field)=> #facade::__private::note(&mut __sg_metadata, #key, #name);)
+        });
+        code!(#conditions #path { #(#fields,)* .. } => { #(#notes)* })
+    });
+    let arms: Vec<_> = arms.collect();
+    if arms.is_empty() {
+        return code!(#facade::Metadata::new());
+    }
+    let others = (arms.len() < cases.len()).then(|| code!(_ => {}));
+    code! {
+        let mut __sg_metadata = #facade::Metadata::new();
+        match *self { #(#arms)* #others }
+        __sg_metadata
+    }
+}
+
+/// The body of `retry_delay`.
+fn retry_delay(cases: &[Case<'_>]) -> TokenStream {
+    let arms = cases.iter().filter_map(|Case { path, conditions, retry_delay, .. }| {
+        let (field, at) = (*retry_delay)?;
+        let (bound, name) = (bind(field, at), name_of(at));
+        let delay = quote_spanned!(at_field(field)=> ::core::convert::Into::into(::core::clone::Clone::clone(#name)));
+        Some(code!(#conditions #path { #bound, .. } => #delay,))
+    });
+    let arms: Vec<_> = arms.collect();
+    if arms.is_empty() {
+        return code!(::core::option::Option::None);
+    }
+    let others = (arms.len() < cases.len()).then(|| code!(_ => ::core::option::Option::None,));
+    code!(match *self { #(#arms)* #others })
 }
 
 /// A field by name or position, bound to a name of the macro's.
