@@ -278,7 +278,7 @@ mod tests {
         }
 
         fn give_up(&mut self, call: u64) {
-            self.turns.remove(&call).unwrap();
+            drop(self.turns.remove(&call).unwrap());
             self.run();
         }
 

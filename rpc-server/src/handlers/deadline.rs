@@ -41,7 +41,9 @@ impl Handler for DeadlineHandler {
                 micros(call.age()),
             ));
         }
-        if let Some(feedback) = &self.feedback {
+        if let Some(feedback) = &self.feedback
+            && !call.method().is_exempt()
+        {
             let left = call.deadline().remaining(call.received());
             if let Some(usual) = feedback.would_be_late(call.method().index(), left, Wait::default()) {
                 return Decision::Refuse(too_short(usual, left.unwrap_or_default()));
