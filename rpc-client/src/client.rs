@@ -269,9 +269,9 @@ impl ClientBuilder {
         self
     }
 
-    /// How many bytes of a stream the server may send before any of it is taken, at least 1; an item counts as 64 at
-    /// least, and one item may go beyond it. What a stream holds here is bounded by it. A larger window lets a stream from far away
-    /// go faster. Default: 128 KiB.
+    /// How many bytes of a stream the server may send before any of it is taken, at least 1; an item
+    /// counts as 64 at least, and one item may go beyond it. What a stream holds here is bounded by it.
+    /// A larger window lets a stream from far away go faster. Default: 128 KiB.
     pub fn stream_window(mut self, bytes: u32) -> Self {
         self.config.stream_window = bytes.max(1);
         self

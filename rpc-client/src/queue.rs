@@ -65,8 +65,9 @@ fn close_up(frames: &mut [u8], kept: usize, run: usize, end: usize) -> usize {
     kept + (end - run)
 }
 
-/// Adds the calls to `ids` of whose requests a frame has not left completely, when `sent` bytes of the queue have. Those
-/// that have items stop counting with their REQUEST: what follows may be a part of an item.
+/// Adds the calls to `ids` of whose requests a frame has not left completely, when `sent` bytes of the
+/// queue have. Those that have items stop counting with their REQUEST: what follows may be a part of an
+/// item.
 pub(crate) fn add_unsent(frames: &[u8], sent: usize, has_items: impl Fn(CallId) -> bool, ids: &mut Vec<CallId>) {
     let mut at = 0;
     while let Some(frame) = QueuedFrame::at(frames, at) {

@@ -38,7 +38,8 @@ impl Connection {
         Poll::Pending
     }
 
-    /// Puts items of a call into its queue, `last` if END is the last of them. Of a call that has ended nothing is kept.
+    /// Puts items of a call into its queue, `last` if END is the last of them. Of a call that has ended
+    /// nothing is kept.
     fn push_items(&self, id: CallId, batch: &mut Vec<u8>, items: u64, charged: i64, last: bool) {
         let task = {
             let mut state = self.lock();
@@ -74,14 +75,15 @@ impl Connection {
 
 /// Where a client puts the items that it sends: a [`Sink`], and the same by methods.
 ///
-/// [`Self::end`], or closing the sink, says that the last item was sent. **Dropping it before that cancels the call**:
-/// half a stream must not look like a whole one. An item is sent whole or not at all.
+/// [`Self::end`], or closing the sink, says that the last item was sent. **Dropping it before that
+/// cancels the call**: half a stream must not look like a whole one. An item is sent whole or not at
+/// all.
 ///
 /// # Pacing
 ///
-/// [`Self::send`] waits while the server has given no credit, or while more than a threshold in bytes is pending: encoded, and
-/// not yet on its way. [`Self::is_ready`] says without waiting whether it would, and [`Self::ready`]
-/// waits until it would not. Both are hints: nothing is reserved by them.
+/// [`Self::send`] waits while the server has given no credit, or while more than a threshold in bytes
+/// is pending: encoded, and not yet on its way. [`Self::is_ready`] says without waiting whether it
+/// would, and [`Self::ready`] waits until it would not. Both are hints: nothing is reserved by them.
 pub struct ItemSink<T, W: EncodeItem<T>> {
     connection: Arc<Connection>,
     id: CallId,
@@ -101,8 +103,8 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
     ///
     /// # Errors
     ///
-    /// The call has ended, and its answer says how. Or the item cannot be encoded, or is longer than the server takes; it
-    /// is not sent then.
+    /// The call has ended, and its answer says how. Or the item cannot be encoded, or is longer than
+    /// the server takes; it is not sent then.
     ///
     /// # Cancel safety
     ///

@@ -23,8 +23,8 @@ use crate::{
     slots::Came,
 };
 
-/// Takes part in tokio's cooperative budget: where the connection's task runs on another thread, a producer or a consumer
-/// might never have to wait, and would keep its own.
+/// Takes part in tokio's cooperative budget: where the connection's task runs on another thread, a
+/// producer or a consumer might never have to wait, and would keep its own.
 pub(crate) fn proceed(cx: &mut Context<'_>) -> Poll<()> {
     coop::poll_proceed(cx).map(|progress| progress.made_progress())
 }

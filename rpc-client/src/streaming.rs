@@ -108,7 +108,8 @@ impl<A, T, W> ServerStream<A, T, W> {
 }
 
 impl<A: Serialize + 'static, T, W: DecodeItem<T>> ServerStream<A, T, W> {
-    /// Sends the call, if it was not yet, and says when it is out. The server may refuse it then, which the first item tells.
+    /// Sends the call, if it was not yet, and says when it is out. The server may refuse it then, which
+    /// the first item tells.
     ///
     /// # Errors
     ///
@@ -210,8 +211,8 @@ impl<A, T, R, W, V> ClientStream<A, T, R, W, V> {
 }
 
 impl<A: Serialize + 'static, T, R, W: EncodeItem<T>, V: DecodeItem<R>> ClientStream<A, T, R, W, V> {
-    /// Sends the call and what `items` has, and awaits the answer. That may come before the last item; the rest is then
-    /// not sent.
+    /// Sends the call and what `items` has, and awaits the answer. That may come before the last item;
+    /// the rest is then not sent.
     ///
     /// # Errors
     ///
@@ -282,8 +283,8 @@ impl<A, T, U, W, V> BothWays<A, T, U, W, V> {
 }
 
 impl<A: Serialize + 'static, T, U, W: EncodeItem<T>, V: DecodeItem<U>> BothWays<A, T, U, W, V> {
-    /// A stream of the server's items that sends what `items` has whenever it is polled. The call is sent when that is for the
-    /// first time.
+    /// A stream of the server's items that sends what `items` has whenever it is polled. The call is
+    /// sent when that is for the first time.
     pub fn send_all<S: Stream<Item = T>>(self, items: S) -> Exchange<A, S, T, U, W, V> {
         Exchange { items: Box::pin(items), phase: Phase::New(self.call) }
     }

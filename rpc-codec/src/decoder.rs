@@ -56,7 +56,7 @@ impl FrameDecoder {
     ///
     /// The peer broke the framing. The connection cannot go on, since where the next frame begins
     /// is not to be trusted.
-    #[inline]
+    #[inline(always)]
     pub fn decode<'a>(&self, buf: &'a [u8]) -> Result<Decoded<'a>, DecodeError> {
         let Some(header) = Header::decode(buf, self.max_frame)? else {
             return Ok(Decoded::Incomplete { frame_len: None });
@@ -71,7 +71,7 @@ impl FrameDecoder {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn decode_kind<'a>(header: &Header, head: &'a [u8], body: &'a [u8]) -> Result<Frame<'a>, DecodeError> {
     let id = header.id;
     let Some(kind) = header.kind else { return Ok(Frame::Ignored { kind: header.kind_byte }) };

@@ -13,9 +13,9 @@ use crate::Status;
 
 /// The items that the client sends: a parameter of a method that takes a stream.
 ///
-/// It is an ordinary [`Stream`] and ends with `None` when the client has sent its last item. An item that
-/// cannot be decoded is an error, and the last thing that comes. Items are not lost when a future is dropped that waits for
-/// one.
+/// It is an ordinary [`Stream`] and ends with `None` when the client has sent its last item. An item
+/// that cannot be decoded is an error, and the last thing that comes. Items are not lost when a future
+/// is dropped that waits for one.
 ///
 /// # Pacing
 ///
@@ -81,9 +81,10 @@ impl<T> fmt::Debug for Streaming<T> {
 ///
 /// # Pacing
 ///
-/// [`Self::send`] waits while the client has given no credit, or while more than a threshold in bytes is pending: encoded, and
-/// not yet taken by the connection. [`Self::is_ready`] says without waiting whether it would, and
-/// [`Self::ready`] waits until it would not. Both are hints: nothing is reserved by them.
+/// [`Self::send`] waits while the client has given no credit, or while more than a threshold in bytes
+/// is pending: encoded, and not yet taken by the connection. [`Self::is_ready`] says without waiting
+/// whether it would, and [`Self::ready`] waits until it would not. Both are hints: nothing is reserved
+/// by them.
 ///
 /// It has one owner. Whoever has several producers puts a channel in front.
 pub struct ItemSender<T> {
@@ -104,9 +105,9 @@ impl<T> ItemSender<T> {
     ///
     /// # Errors
     ///
-    /// The call has ended, and the status says why: the caller has gone, its deadline has passed, or the connection is
-    /// lost. Or the item cannot be encoded, or is longer than the client takes; it is not sent then, and
-    /// the stream goes on if the method does.
+    /// The call has ended, and the status says why: the caller has gone, its deadline has passed, or
+    /// the connection is lost. Or the item cannot be encoded, or is longer than the client takes; it is
+    /// not sent then, and the stream goes on if the method does.
     ///
     /// # Cancel safety
     ///

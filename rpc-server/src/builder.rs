@@ -215,10 +215,10 @@ impl ServerBuilder {
         self
     }
 
-    /// How many bytes of a stream a client may send before the service takes any, at least 64 KiB; an item counts as
-    /// 64 at least. While such a stream is open, its window is taken out of [`Self::body_budget`] and
-    /// [`Self::body_budget_per_connection`]: with the defaults, 256 on each connection. A larger window
-    /// lets a stream from far away go faster. Default: 64 KiB.
+    /// How many bytes of a stream a client may send before the service takes any, at least 64 KiB; an
+    /// item counts as 64 at least. While such a stream is open, its window is taken out of
+    /// [`Self::body_budget`] and [`Self::body_budget_per_connection`]: with the defaults, 256 on each
+    /// connection. A larger window lets a stream from far away go faster. Default: 64 KiB.
     pub fn stream_window(mut self, bytes: u32) -> Self {
         self.config.stream_window = bytes;
         self

@@ -22,12 +22,14 @@ pub struct Outlet<T, W> {
     codec: CodecId,
     /// Items that are not in the stream's queue yet; empty between polls.
     batch: Vec<u8>,
+    /// So many items may be sent one by one before that is a unit of the cooperative budget.
+    free: u32,
     form: PhantomData<fn(T) -> W>,
 }
 
 impl<T: Send + 'static, W: EncodeItem<T>> Outlet<T, W> {
     pub(crate) fn new(stream: Arc<Stream>, codec: CodecId) -> Self {
-        Self { stream, codec, batch: Vec::new(), form: PhantomData }
+        Self { stream, codec, batch: Vec::new(), free: 0, form: PhantomData }
     }
 
     /// For a service that sends items one by one.
@@ -35,12 +37,13 @@ impl<T: Send + 'static, W: EncodeItem<T>> Outlet<T, W> {
         ItemSender::new(self)
     }
 
-    /// Sends what `items` has, to its end or its first error. It is polled while the client's credit and what is pending
-    /// allow it, and at no other time; what is ready at once goes in one batch.
+    /// Sends what `items` has, to its end or its first error. It is polled while the client's credit
+    /// and what is pending allow it, and at no other time; what is ready at once goes in one batch.
     ///
     /// # Errors
     ///
-    /// That of `items`, behind the items before it. The call has ended. An item cannot be encoded, or is longer than the client takes.
+    /// That of `items`, behind the items before it. The call has ended. An item cannot be encoded, or
+    /// is longer than the client takes.
     pub async fn send_all<E: Into<Status>>(
         mut self,
         items: impl futures::Stream<Item = Result<T, E>>,
@@ -95,7 +98,11 @@ impl<T: Send + 'static, W: EncodeItem<T>> Outlet<T, W> {
 
 impl<T: Send + 'static, W: EncodeItem<T>> ItemSink<T> for Outlet<T, W> {
     fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
-        ready!(proceed(cx));
+        if self.free == 0 {
+            ready!(proceed(cx));
+            self.free = ITEMS_PER_UNIT;
+        }
+        self.free -= 1;
         self.stream.poll_send(cx.waker()).map_ok(|_| ())
     }
 
@@ -125,7 +132,13 @@ impl<T: Send + 'static, W: EncodeItem<T>> ItemSink<T> for Outlet<T, W> {
 /// Takes part in tokio's cooperative budget: a service whose connection runs on another thread might never have to
 /// wait, and would keep its own.
 pub(crate) fn proceed(cx: &mut TaskContext<'_>) -> Poll<()> {
-    coop::poll_proceed(cx).map(|progress| progress.made_progress())
+    if coop::has_budget_remaining() {
+        return coop::poll_proceed(cx).map(|progress| progress.made_progress());
+    }
+    // tokio would wake us when its thread has nothing else to do. The services of a connection share
+    // the budget, and those behind the first few would hardly ever have a turn.
+    cx.waker().wake_by_ref();
+    Poll::Pending
 }
 
 #[cold]
@@ -135,6 +148,9 @@ fn refuse(error: &ItemError<PayloadError>) -> Status {
         ItemError::TooLong(error) => Status::resource_exhausted(format!("an item is too large: {error}")),
     }
 }
+
+/// As many items as a turn has calls: 128 units are a few turns' worth of small ones.
+const ITEMS_PER_UNIT: u32 = 64;
 
 impl<T, W> fmt::Debug for Outlet<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -141,7 +141,8 @@ impl Stream {
         Found { grant, to_writer }
     }
 
-    /// Moves items of about a part's length into `out`. Whether there are more; the writer forgets the stream if not.
+    /// Moves items of about a part's length into `out`. Whether there are more; the writer forgets the
+    /// stream if not.
     pub(crate) fn take_part(&self, out: &mut Vec<u8>) -> bool {
         let (more, waker) = {
             let mut state = self.lock();
@@ -241,8 +242,8 @@ impl Stream {
 
 /// What the service does.
 impl Stream {
-    /// How much may be sent at once, as credit and as bytes that may become pending. If nothing may be, `waker` is woken
-    /// when that has changed.
+    /// How much may be sent at once, as credit and as bytes that may become pending. If nothing may be,
+    /// `waker` is woken when that has changed.
     pub(crate) fn poll_send(&self, waker: &Waker) -> Poll<Result<(i64, usize), Status>> {
         let mut state = self.lock();
         if let Some(why) = &state.closed {
@@ -299,8 +300,8 @@ impl Stream {
         wake(waker);
     }
 
-    /// Takes what has come, once `intake` has been consumed. `Ready(false)` behind the last item. If nothing has come,
-    /// `waker` is woken when something does.
+    /// Takes what has come, once `intake` has been consumed. `Ready(false)` behind the last item. If
+    /// nothing has come, `waker` is woken when something does.
     pub(crate) fn poll_take(&self, intake: &mut Intake, waker: &Waker) -> Poll<Result<bool, Status>> {
         let mut state = self.lock();
         if intake.refill(&mut state.inflow) {

@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl ServiceMethods<'_> {
-    /// Adds a method whose server sends items: it takes the tuple `A` in the call's codec and sends `T` as `W` has it. The
-    /// stream ends when `handler`'s future does.
+    /// Adds a method whose server sends items: it takes the tuple `A` in the call's codec and sends `T`
+    /// as `W` has it. The stream ends when `handler`'s future does.
     pub fn server_stream<A, T, W, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
         A: DeserializeOwned + Send + 'static,
@@ -29,8 +29,8 @@ impl ServiceMethods<'_> {
         self.add::<Sends<A, T, W>, F, Fut>(name, options, handler);
     }
 
-    /// Adds a method whose client sends items: it takes the tuple `A` in the call's codec and items `T` as `W` has it, and
-    /// returns `R` as `V` has it.
+    /// Adds a method whose client sends items: it takes the tuple `A` in the call's codec and items `T`
+    /// as `W` has it, and returns `R` as `V` has it.
     pub fn client_stream<A, T, W, R, V, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
         A: DeserializeOwned + Send + 'static,
@@ -44,8 +44,8 @@ impl ServiceMethods<'_> {
         self.add::<Receives<A, (T, W), (R, V)>, F, Fut>(name, options, handler);
     }
 
-    /// Adds a method with items both ways: it takes the tuple `A` in the call's codec and items `T` as `W` has it, and sends `U` as
-    /// `V` has it.
+    /// Adds a method with items both ways: it takes the tuple `A` in the call's codec and items `T` as
+    /// `W` has it, and sends `U` as `V` has it.
     pub fn both_ways<A, T, W, U, V, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
         A: DeserializeOwned + Send + 'static,

@@ -158,7 +158,7 @@ async fn readiness_is_told_below_the_threshold_and_the_threshold_can_be_set() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stalled_stream_stops_nobody_else() {
-    let server = FeedServer::new();
+    let server = FeedServer::new().large();
     let client = server.client();
     let feed: FeedClient = client.service();
     let mut stalled = Vec::new();
@@ -187,7 +187,7 @@ async fn a_stalled_stream_stops_nobody_else() {
 
 #[tokio::test(start_paused = true)]
 async fn busy_streams_take_turns_and_calls_are_read_beside_them() {
-    let server = FeedServer::new();
+    let server = FeedServer::new().large();
     let client = server.client();
     let feed: FeedClient = client.service();
     // More pending than the high-water mark.
@@ -215,7 +215,7 @@ async fn busy_streams_take_turns_and_calls_are_read_beside_them() {
 
 #[tokio::test(start_paused = true)]
 async fn a_proxy_holds_two_windows_of_a_fast_source_and_a_slow_consumer() {
-    let (source, middle) = (FeedServer::new(), FeedServer::new());
+    let (source, middle) = (FeedServer::new().large(), FeedServer::new().large());
     let (upstream, client): (Client, Client) = (source.client(), middle.client());
     let (upstream_feed, feed): (FeedClient, FeedClient) = (upstream.service(), client.service());
     let (mut up, mut down) = feed.echo().open().await.unwrap();

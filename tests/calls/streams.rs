@@ -10,7 +10,7 @@ use crate::support::{
 
 #[tokio::test(start_paused = true)]
 async fn a_server_stream_arrives_in_order_and_ends() {
-    let server = FeedServer::new();
+    let server = FeedServer::new().large();
     let client = server.client();
     let feed: FeedClient = client.service();
     for count in [0, 1, 2, 1_000, 100_000] {
@@ -26,7 +26,7 @@ async fn a_server_stream_arrives_in_order_and_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_stream_arrives_in_order_and_is_answered_once() {
-    let server = FeedServer::new();
+    let server = FeedServer::new().large();
     let client = server.client();
     let feed: FeedClient = client.service();
     for count in [0_u64, 1, 1_000, 100_000] {
@@ -46,7 +46,7 @@ async fn a_client_stream_arrives_in_order_and_is_answered_once() {
 
 #[tokio::test(start_paused = true)]
 async fn items_go_both_ways_at_once() {
-    let server = FeedServer::new();
+    let server = FeedServer::new().large();
     let client = server.client();
     let feed: FeedClient = client.service();
     for count in [0_u64, 1, 1_000, 50_000] {
@@ -70,7 +70,7 @@ async fn items_go_both_ways_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn an_item_longer_than_window_frame_and_part_gets_through_both_ways() {
-    let server = FeedServer::new();
+    let server = FeedServer::new().large();
     let client = server.client();
     let feed: FeedClient = client.service();
     for len in [32 * 1024, 32 * 1024 + 1, 300_000, 4 * 1024 * 1024] {
@@ -89,7 +89,7 @@ async fn an_item_longer_than_window_frame_and_part_gets_through_both_ways() {
 
 #[tokio::test(start_paused = true)]
 async fn arguments_longer_than_a_part_go_before_the_first_item() {
-    let server = FeedServer::with(|builder| builder.service(TextsServer::new(Long)));
+    let server = FeedServer::with(|builder| builder.service(TextsServer::new(Long))).large();
     let client = server.client();
     let long: TextsClient = client.service();
     for codec in [CodecId::BINCODE, CodecId::JSON] {

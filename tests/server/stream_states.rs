@@ -80,7 +80,7 @@ async fn every_frame_in_every_state_meets_the_fate_that_the_specification_says()
     assert_eq!(rows.len(), 10);
     for (state, fates) in rows {
         for (name, fate) in fates {
-            let server = FeedServer::new();
+            let server = FeedServer::new().plain("two frames must be read at once");
             let mut peer = server.harness.peer().await;
             // A service that has all its items returns at once, so END and the frame come in one piece.
             let behind_end = state.ends_with("behind END");

@@ -21,7 +21,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{Harness, probe::PANIC_TEXT};
+use super::{Harness, probe::PANIC_TEXT, shims::Manner};
 
 /// What the methods do.
 #[sluicegate::service(package = "test", server = "FeedService")]
@@ -346,6 +346,11 @@ impl FeedServer {
         let feeder = Feeder::default();
         let harness = Harness::with(|builder| configure(builder.service(FeedService::new(feeder.clone()))));
         Self { feeder, harness }
+    }
+
+    /// For what would take minutes a byte at a time.
+    pub(crate) fn large(self) -> Self {
+        Self { harness: self.harness.unless(Manner::OneByte, "megabytes go by"), ..self }
     }
 
     /// With plain transports in every run, because of `reason`.
