@@ -130,6 +130,10 @@ impl Label {
     }
 
     fn as_str(&self) -> &str {
+        // Nearly always, and looked at for each refusal.
+        if self.len == 0 {
+            return "";
+        }
         str::from_utf8(&self.bytes[..self.len.into()]).expect("it was cut between characters")
     }
 }

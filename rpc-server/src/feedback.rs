@@ -68,7 +68,9 @@ impl Feedback {
         Ok(is_wanted.then_some(Self { methods: of_methods, global, refuses_late: config.refuse_late_calls }))
     }
 
-    fn succeeded(&self, method: u32, took: Duration) {
+    #[inline(never)]
+    fn succeeded(&self, method: u32, began: Instant) {
+        let took = clock::now().saturating_duration_since(began);
         let of = &self.methods[method as usize];
         of.usual.add(took);
         #[cfg(feature = "metrics")]
@@ -139,7 +141,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             && info.kind() == CallKind::Unary
             && !info.is_exempt()
         {
-            feedback.succeeded(method, clock::now().saturating_duration_since(began));
+            feedback.succeeded(method, began);
         }
     }
 }

@@ -45,8 +45,10 @@ async fn a_method_has_its_limit_in_the_whole_server_and_others_pass_beside_it() 
     let snapshot = harness.snapshot();
     assert_eq!((harness.refused(&path), snapshot.limits[&*path].held, snapshot.calls.acquired), (1, 2, 3));
     harness.probe.open_gate();
-    (first.answer(1).await, second.answer(1).await);
-    (first.part().await, second.part().await);
+    first.answer(1).await;
+    second.answer(1).await;
+    first.part().await;
+    second.part().await;
     harness.assert_idle().await;
 }
 
@@ -102,7 +104,8 @@ async fn a_heavy_call_counts_for_several_in_all_limits_but_its_own() {
     // Lowered below what a call weighs, the limit can never let it in, and says so.
     harness.handle.set_max_concurrent_calls(Some(3)).unwrap();
     harness.probe.open_gate();
-    (peer.next().await, peer.next().await);
+    peer.next().await;
+    peer.next().await;
     harness.until_flushed(0).await;
     gate(&mut peer, 5).await;
     let (status, _) = peer.answer(5).await;
@@ -121,7 +124,8 @@ async fn a_rate_charges_what_a_call_weighs() {
     });
     let client = harness.client();
     let echo = || client.call::<_, String>(method::ECHO, ("hi".to_owned(),));
-    (echo().await.unwrap(), echo().await.unwrap());
+    echo().await.unwrap();
+    echo().await.unwrap();
     let error = echo().await.unwrap_err();
     assert!(error.retry_delay().is_some_and(|delay| delay.as_millis() >= 2_000), "one of three tokens is left");
     drop(client);
@@ -214,7 +218,7 @@ async fn until_refused(client: &Client, name: &'static str) -> (usize, String) {
     let mut running = Vec::new();
     loop {
         let call = client.call::<_, ()>(sluicegate::client::Method::new("Limited", name), ());
-        let mut call = tokio::spawn(async move { call.await });
+        let mut call = tokio::spawn(call.into_future());
         match tokio::time::timeout(std::time::Duration::from_millis(5), &mut call).await {
             Err(_) => running.push(call),
             Ok(ended) => {

@@ -81,7 +81,9 @@ async fn a_full_queue_is_a_refusal_that_says_how_many_wait() {
     assert!(status.retry_delay().is_some());
     assert_eq!(harness.refused("global"), 1);
     harness.probe.open_gate();
-    (peer.answer(1).await, peer.answer(2).await, peer.answer(3).await);
+    peer.answer(1).await;
+    peer.answer(2).await;
+    peer.answer(3).await;
     peer.part().await;
     harness.assert_idle().await;
 }
@@ -189,7 +191,8 @@ async fn connections_take_turns_and_one_that_sends_much_makes_room_in_the_queue_
     for id in 1..=2 {
         assert_eq!(polite.reply::<String>(id).await, id.to_string());
     }
-    (greedy.part().await, polite.part().await);
+    greedy.part().await;
+    polite.part().await;
     harness.assert_idle().await;
 }
 
@@ -208,7 +211,8 @@ async fn a_call_waits_at_the_limit_that_refused_and_keeps_nobody_waiting_at_othe
     assert_eq!(peer.reply::<String>(3).await, "3");
     assert_eq!(harness.snapshot().calls_waiting, 1);
     harness.probe.open_gate();
-    (peer.answer(1).await, peer.answer(2).await);
+    peer.answer(1).await;
+    peer.answer(2).await;
     peer.part().await;
     harness.assert_idle().await;
 }
@@ -331,11 +335,12 @@ async fn a_blocking_call_waits_for_a_thread_and_holds_nothing_meanwhile() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_load_from_several_threads_every_call_that_waits_gets_its_turn() {
     let harness = Harness::with(|builder| {
-        let builder = builder.max_concurrent_calls(3).wait_queue(WaitQueue::of(400).max_wait(20_000 * MS));
+        let builder = builder.max_concurrent_calls(3).wait_queue(WaitQueue::of(1_000).max_wait(60_000 * MS));
         builder.pool("some", 2).method_limits(path("nonce"), MethodLimits::new().pool("some"))
     });
     let sockets = harness.sockets().await;
     let clients: Vec<_> = (0..8).map(|_| sockets.client()).collect();
+    // Who gives up may ask again before the server knows, so there are more than these.
     let calls: Vec<_> = (0..400_u64)
         .map(|n| {
             let client = clients[n as usize % 8].clone();

@@ -71,7 +71,8 @@ async fn a_tenant_has_its_share_on_all_of_its_connections_together_and_others_ha
         one.next().await;
     }
     other.answer(1).await;
-    (one.part().await, other.part().await);
+    one.part().await;
+    other.part().await;
     harness.assert_idle().await;
 }
 
@@ -139,8 +140,10 @@ async fn the_tenant_of_a_connection_is_asked_for_once() {
     assert_eq!(told(&status)[2], Some("#1 is one"));
     assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 2);
     harness.probe.open_gate();
-    (one.answer(1).await, other.answer(1).await);
-    (one.part().await, other.part().await);
+    one.answer(1).await;
+    other.answer(1).await;
+    one.part().await;
+    other.part().await;
     harness.assert_idle().await;
 }
 
@@ -194,7 +197,8 @@ async fn a_call_that_waits_for_its_tenant_keeps_no_other_waiting() {
     let status = refused(&mut peer, 2).await;
     assert_eq!(told(&status), [Some("QUEUE_TIMEOUT"), Some("tenant"), Some("busy")]);
     harness.probe.open_gate();
-    (peer.next().await, peer.next().await);
+    peer.next().await;
+    peer.next().await;
     peer.part().await;
     harness.assert_idle().await;
 }

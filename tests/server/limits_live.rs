@@ -74,7 +74,8 @@ async fn every_limit_of_calls_in_flight_can_be_lowered_below_what_is_in_flight_a
         if taken_in {
             late.next().await;
         }
-        (peer.part().await, late.part().await);
+        peer.part().await;
+        late.part().await;
         harness.assert_idle().await;
     }
 }
@@ -220,7 +221,8 @@ async fn whoever_holds_a_permit_is_listed_with_method_peer_age_and_what_for() {
         peer.next().await;
     }
     slow.answer(1).await;
-    (peer.part().await, slow.part().await);
+    peer.part().await;
+    slow.part().await;
     assert!(harness.handle.limits().holders().await.is_empty());
     harness.assert_idle().await;
 }

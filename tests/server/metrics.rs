@@ -100,7 +100,8 @@ async fn figures_of_limits_queues_refusals_and_times_are_handed_over_under_bound
     assert_eq!(kept.get("refused_total{by=global}"), 1);
     assert_eq!(kept.get("refusals_total{reason=QUEUE_FULL}"), 1);
     harness.probe.open_gate();
-    (peer.answer(1).await, peer.answer(2).await);
+    peer.answer(1).await;
+    peer.answer(2).await;
     harness.until_flushed(0).await;
     harness.handle.record_metrics();
     let counters = ["acquired_total{limit=global}", "released_total{limit=global}", "panics_total{}"];

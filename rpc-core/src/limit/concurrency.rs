@@ -191,6 +191,9 @@ impl ConcurrencyLimit {
     }
 
     /// Counts units as released, here and in all wider limits.
+    ///
+    /// Never a part of who drops: most drops are of what has been taken over, and those should be short.
+    #[inline(never)]
     pub(super) fn release(&self, units: u64) {
         self.give_back(units, self.wider.len());
     }
@@ -323,6 +326,7 @@ impl ConcurrencyPermit {
 }
 
 impl Drop for ConcurrencyPermit {
+    #[inline]
     fn drop(&mut self) {
         if let Some(limit) = &self.limit {
             limit.release(1);
@@ -356,6 +360,7 @@ pub struct Releases {
 
 impl Releases {
     /// Gives `permit` back when this is dropped, or before.
+    #[inline]
     pub fn add(&mut self, mut permit: ConcurrencyPermit) {
         let Some(limit) = permit.limit.take() else { return };
         if self.limit.as_ref().is_some_and(|known| Arc::ptr_eq(known, &limit)) {

@@ -6,7 +6,7 @@ use rpc_core::{Refusal, RefusalReason};
 
 use crate::{
     Call,
-    feedback::{SharedFeedback, Wait},
+    feedback::{Feedback, SharedFeedback, Wait},
     pipeline::{Decision, Handler, Interest},
 };
 
@@ -35,21 +35,27 @@ impl Handler for DeadlineHandler {
 
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         if call.deadline().is_expired(call.received()) {
-            return Decision::Refuse(Refusal::new(RefusalReason::DeadlineExpired).with_limit(
-                "",
-                0,
-                micros(call.age()),
-            ));
+            return expired(call);
         }
-        if let Some(feedback) = &self.feedback
-            && !call.method().is_exempt()
-        {
-            let left = call.deadline().remaining(call.received());
-            if let Some(usual) = feedback.would_be_late(call.method().index(), left, Wait::default()) {
-                return Decision::Refuse(too_short(usual, left.unwrap_or_default()));
-            }
+        match &self.feedback {
+            Some(feedback) if !call.method().is_exempt() => pass_in_time(feedback, call),
+            _ => Decision::Pass,
         }
-        Decision::Pass
+    }
+}
+
+#[cold]
+fn expired(call: &Call<'_>) -> Decision {
+    Decision::Refuse(Refusal::new(RefusalReason::DeadlineExpired).with_limit("", 0, micros(call.age())))
+}
+
+/// Refuses a call that has less time left than such calls take.
+#[inline(never)]
+fn pass_in_time(feedback: &Feedback, call: &Call<'_>) -> Decision {
+    let left = call.deadline().remaining(call.received());
+    match feedback.would_be_late(call.method().index(), left, Wait::default()) {
+        Some(usual) => Decision::Refuse(too_short(usual, left.unwrap_or_default())),
+        None => Decision::Pass,
     }
 }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use rpc_core::{
     CallId, Refusal, RefusalReason,
-    limit::{RateLimit, RateRefusal, RateToken},
+    limit::{RateLimit, RateRefusal, RateToken, Ticks},
 };
 
 use crate::{
@@ -61,12 +61,22 @@ impl Handler for RateHandler {
 }
 
 /// Takes as many tokens as the call weighs.
+#[inline]
 pub(super) fn acquire(limit: &RateLimit, call: &Call<'_>) -> Result<RateToken, RateRefusal> {
-    let weight = call.method().weight();
-    // The reading is of the batch, and may be older than what other connections have done to the
-    // bucket since. That may cost a second look, but never a refusal.
-    let again = |_| limit.try_acquire(weight, Reading::now().ticks.max(call.received_ticks()));
-    limit.try_acquire(weight, call.received_ticks()).or_else(again)
+    let (weight, received) = (call.method().weight(), call.received_ticks());
+    match limit.try_acquire(weight, received) {
+        Ok(token) => Ok(token),
+        // Out of the way, so that the first look is a part of the handler.
+        Err(_) => acquire_now(limit, weight, received),
+    }
+}
+
+/// The reading of a call is of its batch, and may be older than what other connections have done to the
+/// bucket since. That may cost a second look, but never a refusal.
+#[cold]
+#[inline(never)]
+fn acquire_now(limit: &RateLimit, weight: u32, received: Ticks) -> Result<RateToken, RateRefusal> {
+    limit.try_acquire(weight, Reading::now().ticks.max(received))
 }
 
 #[cold]

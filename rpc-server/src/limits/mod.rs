@@ -82,7 +82,8 @@ impl Limits {
         for (name, max) in &config.pools {
             let name = intern(name);
             let limit = make(name, Some(*max))?;
-            if RESERVED_NAMES.contains(&name) || pools.insert(name, limit).is_some() {
+            let is_method = methods.iter().any(|method| method.info.path() == name);
+            if is_method || RESERVED_NAMES.contains(&name) || pools.insert(name, limit).is_some() {
                 return Err(BuildError::NameTaken { name });
             }
         }
