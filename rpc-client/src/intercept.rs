@@ -40,8 +40,8 @@ pub trait Interceptor: Send + Sync + 'static {
         Ok(())
     }
 
-    /// A call that has ended, one that [`before`](Self::before) refused included. Interceptors see it last to
-    /// first.
+    /// A call that has ended, one that [`before`](Self::before) refused included, but for one that a panic
+    /// drops. Interceptors see it last to first.
     fn after(&self, call: &Finished<'_>) {
         let _ = call;
     }
