@@ -515,9 +515,21 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             untouched: W::UNTOUCHED,
             wait_for_ready: self.patience == Patience::WaitForReady,
         };
-        if let Some(layers) = self.client.layers() {
-            self.state = State::InLayers(layers.answer(request));
-        }
+        let Some(layers) = self.client.layers() else { return Ok(()) };
+        let answering = layers.answer(request);
+        self.state = State::InLayers(match deadline.instant() {
+            None => answering,
+            // A timer would panic where no runtime could fire it.
+            Some(_) if Handle::try_current().is_err() => return Err(CallError::NoRuntime),
+            // However long a layer holds the call back.
+            Some(instant) => {
+                let peer = Arc::clone(self.client.peer());
+                Box::pin(async move {
+                    let late = |_| CallError::DeadlineExceeded { peer, executed: Executed::Maybe };
+                    timeout_at(instant.into(), answering).await.map_err(late)?
+                })
+            }
+        });
         Ok(())
     }
 
@@ -667,7 +679,8 @@ impl<A, R, W> Drop for Call<A, R, W> {
         if let State::Sent { connection, id } = &self.state {
             connection.abandon(*id);
         }
-        if self.watch.is_some() {
+        // Two panics at once would end the process.
+        if self.watch.is_some() && !std::thread::panicking() {
             self.tell(Outcome::Dropped);
         }
     }

@@ -41,9 +41,9 @@ pub trait Interceptor: Send + Sync + 'static {
         Ok(())
     }
 
-    /// A call that has ended, one that [`before`](Self::before) refused included. Interceptors see it last to
-    /// first. A call with items has ended when its caller has the last item or the reply, or has dropped what
-    /// gives them; the items themselves are not seen.
+    /// A call that has ended, one that [`before`](Self::before) refused included, but for one that a panic
+    /// drops. Interceptors see it last to first. A call with items has ended when its caller has the last item
+    /// or the reply, or has dropped what gives them; the items themselves are not seen.
     fn after(&self, call: &Finished<'_>) {
         let _ = call;
     }
@@ -183,6 +183,9 @@ impl StreamWatch {
 
 impl Drop for StreamWatch {
     fn drop(&mut self) {
-        self.tell(Outcome::Dropped);
+        // Two panics at once would end the process.
+        if !std::thread::panicking() {
+            self.tell(Outcome::Dropped);
+        }
     }
 }

@@ -77,7 +77,8 @@ pub(crate) type Wrap = Box<dyn FnOnce(Next) -> Next + Send>;
 impl ClientBuilder {
     /// Puts every call within a layer of `tower`, inside of those that were added before. A layer sees calls
     /// encoded, after all interceptors; it may make them again, later, elsewhere or not at all. Each costs
-    /// some allocations, and what the layer costs.
+    /// some allocations, and what the layer costs. The call's deadline holds in layers too: a call that they
+    /// hold back too long is given up.
     ///
     /// Calls with items go past all layers, which give one reply each; an [`Interceptor`](crate::Interceptor)
     /// sees those, too.

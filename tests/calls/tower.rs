@@ -207,6 +207,18 @@ async fn a_layer_may_hold_calls_back_make_them_again_and_give_them_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_deadline_of_a_call_holds_however_long_a_layer_keeps_it() {
+    let never = tower::layer::layer_fn(|_next: client::tower::Next| {
+        service_fn(|_: client::tower::Request| std::future::pending::<Result<client::tower::Response, Infallible>>())
+    });
+    let client = Client::builder("127.0.0.1:1").layer(never).build();
+    let began = tokio::time::Instant::now();
+    let late = client.service::<GreeterClient>().spawned().timeout(Duration::from_millis(30)).await.unwrap_err();
+    assert_eq!((late.code(), late.executed()), (StatusCode::DeadlineExceeded, Executed::Maybe));
+    assert!(began.elapsed() <= Duration::from_millis(31), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_layer_may_answer_itself() {
     type Answering = Pin<Box<dyn Future<Output = Result<client::tower::Response, Infallible>> + Send>>;
 
