@@ -97,28 +97,46 @@
 //! # }
 //! ```
 //!
+//! The [guide](https://docs.rs/sluicegate/latest/sluicegate/guide) goes on from here: define, serve, call,
+//! limit, observe, test, deploy, evolve.
+//!
 //! # Features
 //!
-//! `server`, `client` and `macros` are on by default. `json` adds JSON to the codecs, `config` limits from TOML,
-//! `metrics` the server's figures for the `metrics` facade, `testing` the module
-//! [`testing`](https://docs.rs/sluicegate/latest/sluicegate/testing): a server and its clients in memory.
+//! | feature | what it adds |
+//! |---|---|
+//! | `server`, `client`, `macros` | both ends and the macros; on by default |
+//! | `json`, `messagepack`, `postcard` | codecs beside bincode |
+//! | `config` | limits from TOML |
+//! | `metrics` | the server's figures for the `metrics` facade |
+//! | `testing` | the module [`testing`](https://docs.rs/sluicegate/latest/sluicegate/testing): a server and its clients in memory |
+//! | `tower` | layers of tower around services and around clients |
 #![forbid(unsafe_code)]
 
 pub use ::bytes::Bytes;
 #[cfg(feature = "client")]
 pub use rpc_client::{self as client, CallError, Client};
-pub use rpc_codec::{CodecId, PayloadError, payload::bytes};
+pub use rpc_codec::builtin::{Description, Health, MethodDescription, ServiceDescription};
+pub use rpc_codec::{CodecId, Detail, PayloadError, TypedDetails, payload::bytes};
 pub use rpc_core::{
-    AnyDetail, CallId, ConnectionId, ConnectionInfo, Context, Deadline, ErrorInfo, Executed, ItemSender, Metadata,
-    MetadataError, MethodId, Refusal, RefusalReason, Status, StatusCode, Stream, Streaming, limit,
+    AnyDetail, CallId, ConnectionId, ConnectionInfo, Context, Deadline, DomainError, ErrorInfo, Executed, Extensions,
+    ItemSender, Metadata, MetadataError, MethodId, OrStatus, Refusal, RefusalReason, Refused, Status, StatusCode,
+    Stream, Streaming, TraceParent, limit,
 };
 #[cfg(feature = "macros")]
-pub use rpc_macros::service;
+pub use rpc_macros::{DomainError, service};
 #[cfg(feature = "server")]
 pub use rpc_server::{self as server, Server};
 
+#[cfg(all(doc, feature = "macros", feature = "client", feature = "testing"))]
+pub mod guide;
 #[cfg(feature = "testing")]
 pub mod testing;
+
+/// For what macros write.
+#[doc(hidden)]
+pub mod __private {
+    pub use rpc_core::note;
+}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -127,3 +145,15 @@ mod readme {}
 #[cfg(doctest)]
 #[doc = include_str!("../docs/limits.md")]
 mod limits_page {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/evolving.md")]
+mod evolving {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/errors.md")]
+mod errors {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/migrating.md")]
+mod migrating {}

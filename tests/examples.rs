@@ -36,6 +36,95 @@ fn quickstart_does_what_it_promises() {
     }
 }
 
+/// Runs an example that ends by itself; what it says.
+fn said(example: &str) -> String {
+    let output = Process::start(example, &[]).finish();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn auth_lets_in_whom_it_knows_and_to_what_they_may_do() {
+    let text = said("auth");
+    let expected = [
+        "sesame: written",
+        "sesame: Ada reads: buy milk",
+        "open: permission denied: Bob may only read",
+        "open: Bob reads: buy milk",
+        "guess: unauthenticated: this token is nobody's (never executed)",
+        "guess: unauthenticated: this token is nobody's (never executed)",
+    ];
+    assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn handler_audits_every_call_and_limits_each_tenant() {
+    let text = said("handler");
+    for line in [
+        "acme called Greeter/greet: refused by the limit \"tenant\"",
+        "acme called Greeter/greet: 15 bytes",
+        "initech called Greeter/greet: 15 bytes",
+        "acme is told that 1 of Some(\"tenant\") are in flight",
+        "acme called Greeter/greet: invalid argument: whom?",
+        "nobody called Greeter/greet: invalid argument: say for which tenant: metadata `tenant` (never executed)",
+        "2 served, 2 failed, 1 refused",
+    ] {
+        assert!(text.lines().any(|said| said == line), "no {line:?} in\n{text}");
+    }
+}
+
+#[test]
+fn errors_are_told_with_what_to_do_about_each() {
+    let text = said("errors");
+    let promises = [
+        "not found: no book has the ISBN 9780000000002 [library.example/NO_SUCH_BOOK: isbn 9780000000002]",
+        "  -> look for another book",
+        "unavailable: nobody is at the desk [library.example/DESK_BUSY] (try again in 100ms)",
+        "  -> come back in 100ms",
+        "invalid argument: this is no ISBN",
+        "  -> correct isbn: 13 digits",
+        "internal: the cover cannot be read",
+        "  -> tell a person",
+        "  -> try elsewhere; nothing happened here",
+    ];
+    for line in promises {
+        assert!(text.lines().any(|said| said == line), "no {line:?} in\n{text}");
+    }
+    assert!(text.contains("cannot connect to 127.0.0.1:") && text.contains(": Connection refused"), "{text}");
+    assert!(!text.contains("desk 7"), "what stays at home is not told: {text}");
+}
+
+#[test]
+fn embed_serves_pages_and_calls_with_one_state_and_stops_both() {
+    use std::{io::Write, net::TcpStream};
+
+    fn get(address: &str, path: &str) -> String {
+        let mut socket = TcpStream::connect(address).expect("it listens");
+        write!(socket, "GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").expect("it reads");
+        let mut text = String::new();
+        socket.read_to_string(&mut text).expect("it answers");
+        text
+    }
+
+    let mut process = Process::start("embed", &[]);
+    let mut lines = BufReader::new(process.0.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
+    let ready = lines.next().expect("it says where it listens");
+    let (pages, calls) = ready.split_once(", ").expect("two addresses");
+    let (pages, calls) = (pages.trim_start_matches("pages on "), calls.trim_start_matches("calls on "));
+    for visitor in 1..=3 {
+        assert!(get(pages, "/").ends_with(&format!("visitor {visitor}\n")));
+    }
+    assert!(get(pages, "/ready").ends_with("ready\n"));
+    let client = sluicegate::Client::new(calls);
+    let visitors = client.call::<_, u64>(sluicegate::client::Method::new("Counter", "visitors"), ()).wait();
+    assert_eq!(visitors.expect("it is served"), 3);
+    let health = client.service::<sluicegate::client::HealthClient>().check("").wait();
+    assert_eq!(health.expect("it is served"), sluicegate::Health::Serving);
+    process.signal("INT");
+    assert_eq!(lines.next().as_deref(), Some("both have stopped, 0 calls were cut off"));
+    assert!(process.0.wait().expect("it is our child").success());
+}
+
 #[test]
 fn a_client_looks_up_and_searches_and_says_what_went_wrong() {
     let server = Server::start(&[]);

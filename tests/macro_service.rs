@@ -14,6 +14,37 @@ use sluicegate::{
 #[path = "support/shims.rs"]
 mod shims;
 
+#[path = "macro_service/arguments.rs"]
+mod arguments;
+#[path = "macro_service/several.rs"]
+mod several;
+
+/// What the macro wrote for the service whose expansion is kept, as any other code.
+#[allow(
+    unexpected_cfgs,
+    unreachable_pub,
+    reason = "it was written for a crate with other features, which is a library"
+)]
+#[allow(missing_docs, clippy::pedantic, reason = "levels of its items do not reach code that no macro wrote")]
+mod kept {
+    use sluicegate::{Bytes, Context, Status};
+
+    pub(crate) trait Described {}
+    pub(crate) type Book = String;
+    pub(crate) type Result<T, E = Status> = std::result::Result<T, E>;
+
+    #[derive(Debug)]
+    pub(crate) struct NoSuchBook;
+
+    impl From<NoSuchBook> for Status {
+        fn from(_: NoSuchBook) -> Self {
+            Self::not_found("no such book")
+        }
+    }
+
+    include!("../rpc-macros/tests/expansion/library.rs");
+}
+
 /// A client of a server that has `service`, both in memory.
 fn connect(service: impl Service) -> Client {
     let server = Server::builder().service(service).build().expect("a server");
@@ -294,6 +325,23 @@ mod shadows {
 mod no_prelude {
     #![no_implicit_prelude]
 
+    #[derive(::core::fmt::Debug, ::sluicegate::DomainError)]
+    #[rpc(domain = "library.example", code = NotFound)]
+    pub(crate) struct Missing {
+        #[rpc(metadata)]
+        pub(crate) r#type: ::std::string::String,
+        #[rpc(retry_delay)]
+        pub(crate) delay: ::core::option::Option<::core::time::Duration>,
+    }
+
+    impl ::core::fmt::Display for Missing {
+        fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+            f.write_str("it is missing")
+        }
+    }
+
+    impl ::core::error::Error for Missing {}
+
     #[::sluicegate::service]
     pub(crate) trait Bare {
         async fn one(&self, ctx: ::sluicegate::Context, text: ::std::string::String) -> u8;
@@ -302,6 +350,15 @@ mod no_prelude {
             body: ::sluicegate::Bytes,
         ) -> ::core::result::Result<::sluicegate::Bytes, ::sluicegate::Status>;
     }
+}
+
+#[test]
+fn an_error_of_the_domain_needs_no_prelude() {
+    let delay = Some(std::time::Duration::from_secs(1));
+    let status = Status::from(no_prelude::Missing { r#type: "book".to_owned(), delay });
+    assert!(status.has_reason("library.example", "MISSING"), "{status:?}");
+    assert_eq!(status.error_info().unwrap().metadata.get_str("type"), Some("book"));
+    assert_eq!(status.retry_delay(), delay);
 }
 
 #[tokio::test]

@@ -1,5 +1,13 @@
 //! A service in a crate that allows nothing.
-#![forbid(missing_docs, unreachable_pub, missing_debug_implementations, unsafe_code, unused_qualifications)]
+#![forbid(
+    unused_mut,
+    unreachable_patterns,
+    missing_docs,
+    unreachable_pub,
+    missing_debug_implementations,
+    unsafe_code,
+    unused_qualifications
+)]
 #![deny(warnings, unused, rust_2018_idioms, single_use_lifetimes, unnameable_types, unused_results)]
 
 use sluicegate::{Bytes, Context, Status};
@@ -23,6 +31,42 @@ pub trait Library {
     #[rpc(blocking, name = "scan")]
     fn scan_pages(&self, body: Bytes) -> Bytes;
 }
+
+/// What can go wrong.
+#[derive(Debug, sluicegate::DomainError)]
+#[rpc(domain = "library.example")]
+pub enum LibraryError {
+    /// Nothing is told but that it is.
+    #[rpc(code = NotFound)]
+    Missing,
+    /// All is told.
+    #[rpc(code = Unavailable)]
+    Busy(#[rpc(metadata = "desk")] u8, #[rpc(retry_delay)] std::time::Duration),
+}
+
+impl std::fmt::Display for LibraryError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Missing => "missing",
+            Self::Busy(..) => "busy",
+        })
+    }
+}
+
+impl std::error::Error for LibraryError {}
+
+/// It cannot go wrong.
+#[derive(Debug, sluicegate::DomainError)]
+#[rpc(domain = "library.example")]
+pub enum Nothing {}
+
+impl std::fmt::Display for Nothing {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {}
+    }
+}
+
+impl std::error::Error for Nothing {}
 
 /// The books.
 #[derive(Clone, Copy, Debug)]

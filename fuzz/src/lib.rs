@@ -17,7 +17,7 @@ mod targets;
 
 use std::path::PathBuf;
 
-use targets::{bincode, client_connection, frames, hello, json, server_connection, status};
+use targets::{bincode, client_connection, frames, hello, json, messagepack, postcard, server_connection, status};
 
 /// A property of arbitrary bytes.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +35,8 @@ impl Target {
         Self { name: "status", check: status::check },
         Self { name: "bincode", check: bincode::check },
         Self { name: "json", check: json::check },
+        Self { name: "postcard", check: postcard::check },
+        Self { name: "messagepack", check: messagepack::check },
         Self { name: "server_connection", check: server_connection::check },
         Self { name: "client_connection", check: client_connection::check },
     ];

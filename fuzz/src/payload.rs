@@ -67,7 +67,7 @@ fn encode<T: Serialize>(codec: CodecId, value: &T) -> Option<Vec<u8>> {
     match codec.encode(value, &mut out) {
         Ok(()) => Some(out),
         // A body that says its lengths at length pays for more empty elements than a short one can.
-        Err(PayloadError::TooManyElements { .. }) if codec == CodecId::BINCODE => None,
+        Err(PayloadError::TooManyElements { .. }) if matches!(codec, CodecId::BINCODE | CodecId::POSTCARD) => None,
         Err(error) => panic!("what {codec} read it cannot write: {error}"),
     }
 }

@@ -22,8 +22,10 @@ use crate::{
     clock,
     connection::{Connection, Sent},
     error::CallError,
+    intercept::{Finished, Outcome, Outgoing, StreamWatch, Watch},
     scratch,
     stream::Opened,
+    trace,
 };
 
 /// A method as a client names it.
@@ -54,6 +56,12 @@ impl fmt::Display for Method {
 
 /// How arguments and replies of a call stand on the wire.
 pub trait WireForm<A, R>: sealed::Sealed {
+    /// Whether it has been through interceptors and layers already.
+    #[doc(hidden)]
+    const AGAIN: bool = false;
+    /// Whether no codec touches it.
+    #[doc(hidden)]
+    const UNTOUCHED: bool = false;
     #[doc(hidden)]
     fn codec(configured: CodecId) -> CodecId;
     #[doc(hidden)]
@@ -74,6 +82,56 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for super::InCodec {}
     impl Sealed for super::Untouched {}
+    #[cfg(feature = "tower")]
+    impl Sealed for super::Raw {}
+    #[cfg(feature = "tower")]
+    impl Sealed for super::RawUntouched {}
+}
+
+/// Encoded already, in the client's codec: a call behind the layers around it.
+#[cfg(feature = "tower")]
+#[derive(Debug)]
+pub(crate) enum Raw {}
+
+/// As [`Raw`], for bytes that no codec touches.
+#[cfg(feature = "tower")]
+#[derive(Debug)]
+pub(crate) enum RawUntouched {}
+
+#[cfg(feature = "tower")]
+impl WireForm<Bytes, Bytes> for Raw {
+    const AGAIN: bool = true;
+
+    fn codec(configured: CodecId) -> CodecId {
+        configured
+    }
+
+    fn encode(_: CodecId, args: &Bytes, out: &mut Vec<u8>) -> Result<(), PayloadError> {
+        out.extend_from_slice(args);
+        Ok(())
+    }
+
+    fn decode(_: CodecId, body: &[u8]) -> Result<Bytes, PayloadError> {
+        Ok(Bytes::copy_from_slice(body))
+    }
+}
+
+#[cfg(feature = "tower")]
+impl WireForm<Bytes, Bytes> for RawUntouched {
+    const AGAIN: bool = true;
+    const UNTOUCHED: bool = true;
+
+    fn codec(configured: CodecId) -> CodecId {
+        Untouched::codec(configured)
+    }
+
+    fn encode(codec: CodecId, args: &Bytes, out: &mut Vec<u8>) -> Result<(), PayloadError> {
+        Untouched::encode(codec, args, out)
+    }
+
+    fn decode(codec: CodecId, body: &[u8]) -> Result<Bytes, PayloadError> {
+        Untouched::decode(codec, body)
+    }
 }
 
 impl<A: Serialize, R: DeserializeOwned> WireForm<A, R> for InCodec {
@@ -91,6 +149,8 @@ impl<A: Serialize, R: DeserializeOwned> WireForm<A, R> for InCodec {
 }
 
 impl WireForm<Bytes, Bytes> for Untouched {
+    const UNTOUCHED: bool = true;
+
     fn codec(_: CodecId) -> CodecId {
         CodecId::BYTES
     }
@@ -129,6 +189,8 @@ pub struct Call<A, R, W = InCodec> {
     priority: Option<u8>,
     patience: Patience,
     kind: CallKind,
+    /// If there are interceptors, from the first poll on until they were told of the end.
+    watch: Option<Box<Watch>>,
     state: State,
     marker: PhantomData<fn() -> (R, W)>,
 }
@@ -141,8 +203,14 @@ enum State {
         connection: Arc<Connection>,
         id: CallId,
     },
+    /// On its way through layers.
+    #[cfg(feature = "tower")]
+    InLayers(InLayers),
     Done,
 }
+
+#[cfg(feature = "tower")]
+type InLayers = Pin<Box<dyn Future<Output = Result<crate::tower::Response, crate::tower::BoxError>> + Send>>;
 
 type Preparing = Pin<Box<dyn Future<Output = Result<(Ready, Need), CallError>> + Send>>;
 
@@ -196,6 +264,7 @@ impl<A, R, W> Call<A, R, W> {
             priority: None,
             patience,
             kind: CallKind::Unary,
+            watch: None,
             state: State::New,
             marker: PhantomData,
         }
@@ -258,24 +327,55 @@ impl<A, R, W> Call<A, R, W> {
     }
 }
 
+#[cfg(feature = "tower")]
+impl<A, R, W> Call<A, R, W> {
+    /// A call that comes from behind layers.
+    pub(crate) fn again(client: Client, method: Method, args: A, metadata: Metadata, deadline: Deadline) -> Self {
+        let mut call = Self::new(client, method, args);
+        (call.metadata, call.deadline) = (metadata, Some(deadline));
+        call
+    }
+}
+
 impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
     /// The reply once it is there; what came beside it is put into `metadata`.
     fn poll_reply(&mut self, cx: &mut Context<'_>, metadata: &mut Metadata) -> Poll<Result<R, CallError>> {
+        let polled = self.poll_unseen(cx, metadata);
+        if self.watch.is_some()
+            && let Poll::Ready(outcome) = &polled
+        {
+            self.tell(outcome.as_ref().map_or_else(Outcome::Error, |_| Outcome::Reply));
+        }
+        polled
+    }
+
+    /// As [`Self::poll_reply`], of which interceptors are not told.
+    #[inline]
+    fn poll_unseen(&mut self, cx: &mut Context<'_>, metadata: &mut Metadata) -> Poll<Result<R, CallError>> {
         if matches!(self.state, State::Sent { .. }) {
             return scratch::with_call_buffer(|body| self.poll_sent(body, cx, metadata));
         }
-        // Its answer wakes us.
         ready!(self.poll_send(cx))?;
+        #[cfg(feature = "tower")]
+        if matches!(self.state, State::InLayers(_)) {
+            return self.poll_layers(cx, metadata);
+        }
+        // Its answer wakes us.
         Poll::Pending
     }
 
-    /// Sends the call, whatever that takes.
+    /// Sends the call, whatever that takes, or hands it to the layers around the client.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         loop {
             match &mut self.state {
                 State::New => {
                     let now = clock::now();
                     let deadline = self.begin(now)?;
+                    #[cfg(feature = "tower")]
+                    if !W::AGAIN && self.kind == CallKind::Unary && self.client.layers().is_some() {
+                        self.enter_layers(deadline)?;
+                        continue;
+                    }
                     match self.client.connection() {
                         Some(connection) => {
                             if self.send(Ready { connection, deadline }, now, None, cx)? {
@@ -297,6 +397,8 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     }
                 }
                 State::Sent { .. } => return Poll::Ready(Ok(())),
+                #[cfg(feature = "tower")]
+                State::InLayers(_) => return Poll::Ready(Ok(())),
                 State::Done => panic!("a call was polled after it had ended"),
             }
         }
@@ -304,11 +406,35 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
 
     /// Sends the call, and hands over what is out.
     pub(crate) fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<Result<Opened, CallError>> {
-        ready!(self.poll_send(cx))?;
+        if let Err(error) = ready!(self.poll_send(cx)) {
+            self.tell(Outcome::Error(&error));
+            return Poll::Ready(Err(error));
+        }
         let State::Sent { connection, id } = mem::replace(&mut self.state, State::Done) else {
             unreachable!("the call was sent")
         };
-        Poll::Ready(Ok(Opened { connection, id, codec: W::codec(self.client.config().codec) }))
+        let watch = self.watch.take().map(|watch| self.hand_over(&watch));
+        Poll::Ready(Ok(Opened { connection, id, codec: W::codec(self.client.config().codec), watch }))
+    }
+
+    /// What is to be told when the items of the call have ended.
+    #[cold]
+    fn hand_over(&mut self, watch: &Watch) -> Box<StreamWatch> {
+        let interceptors = self.client.config().interceptors.clone();
+        Box::new(StreamWatch::new(watch, self.method, mem::take(&mut self.metadata), interceptors))
+    }
+
+    /// The reply that layers give.
+    #[cfg(feature = "tower")]
+    fn poll_layers(&mut self, cx: &mut Context<'_>, metadata: &mut Metadata) -> Poll<Result<R, CallError>> {
+        let State::InLayers(answering) = &mut self.state else { unreachable!("the call is within layers") };
+        let answered = ready!(answering.as_mut().poll(cx));
+        self.state = State::Done;
+        let response = answered.map_err(crate::tower::call_error)?;
+        *metadata = response.metadata;
+        let decoded = W::decode(W::codec(self.client.config().codec), &response.body);
+        let peer = self.client.peer();
+        Poll::Ready(decoded.map_err(|source| CallError::Decode { peer: Arc::clone(peer), source }))
     }
 
     fn poll_sent(
@@ -342,17 +468,69 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         if let Some(timeout) = own {
             deadline = deadline.min(Deadline::after(now, timeout));
         }
+        if W::AGAIN {
+            return Ok(deadline);
+        }
         if let Some(outer) = CallContext::current() {
             deadline = deadline.min(outer.deadline().minus(INHERITED_MARGIN, now));
             self.priority.get_or_insert(outer.priority());
-            if self.metadata.get(TRACEPARENT).is_none()
-                && let Some(parent) = outer.metadata().get(TRACEPARENT)
-            {
-                // There may be no room for it; the trace is then lost, not the call.
-                let _ = self.metadata.insert(TRACEPARENT, parent);
-            }
+            trace::inherit(&mut self.metadata, &outer);
         }
+        if self.client.config().interceptors.is_empty() { Ok(deadline) } else { self.intercept(now, deadline) }
+    }
+
+    /// Shows the call to the interceptors; the deadline that they leave it.
+    #[cold]
+    fn intercept(&mut self, now: Instant, mut deadline: Deadline) -> Result<Deadline, CallError> {
+        self.watch = Some(Box::new(Watch(now)));
+        let mut priority = self.priority.unwrap_or(0);
+        let mut outgoing = Outgoing {
+            method: self.method,
+            metadata: &mut self.metadata,
+            deadline: &mut deadline,
+            priority: &mut priority,
+        };
+        let passed = self.client.config().interceptors.before(&mut outgoing);
+        self.priority = Some(priority);
+        passed.map_err(|status| {
+            self.state = State::Done;
+            CallError::Status(status.with_executed(Executed::Never))
+        })?;
         Ok(deadline)
+    }
+
+    /// Encodes the call and hands it to the layers around the client.
+    #[cfg(feature = "tower")]
+    fn enter_layers(&mut self, deadline: Deadline) -> Result<(), CallError> {
+        self.state = State::Done;
+        let mut body = Vec::new();
+        let args = self.args.take().expect("kept until the call is sent");
+        W::encode(W::codec(self.client.config().codec), &args, &mut body).map_err(CallError::Encode)?;
+        let request = crate::tower::Request {
+            method: self.method,
+            body: body.into(),
+            metadata: self.metadata.clone(),
+            deadline,
+            priority: self.priority.unwrap_or(0),
+            untouched: W::UNTOUCHED,
+            wait_for_ready: self.patience == Patience::WaitForReady,
+        };
+        let Some(layers) = self.client.layers() else { return Ok(()) };
+        let answering = layers.answer(request);
+        self.state = State::InLayers(match deadline.instant() {
+            None => answering,
+            // A timer would panic where no runtime could fire it.
+            Some(_) if Handle::try_current().is_err() => return Err(CallError::NoRuntime),
+            // However long a layer holds the call back.
+            Some(instant) => {
+                let peer = Arc::clone(self.client.peer());
+                Box::pin(async move {
+                    let late = |_| CallError::DeadlineExceeded { peer, executed: Executed::Maybe };
+                    timeout_at(instant.into(), answering).await.map_err(late)?
+                })
+            }
+        });
+        Ok(())
     }
 
     /// Encodes the call and hands it to the connection, or prepares to wait for what that lacks.
@@ -475,6 +653,16 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
     }
 }
 
+impl<A, R, W> Call<A, R, W> {
+    /// Tells the interceptors, if there are any, once, how the call ended.
+    fn tell(&mut self, outcome: Outcome<'_>) {
+        let Some(watch) = self.watch.take() else { return };
+        let elapsed = clock::now().saturating_duration_since(watch.0);
+        let finished = Finished { method: self.method, metadata: &self.metadata, outcome, elapsed };
+        self.client.config().interceptors.after(&finished);
+    }
+}
+
 // Nothing in a call is pinned in place: what must be is in a box.
 impl<A, R, W> Unpin for Call<A, R, W> {}
 
@@ -490,6 +678,10 @@ impl<A, R, W> Drop for Call<A, R, W> {
     fn drop(&mut self) {
         if let State::Sent { connection, id } = &self.state {
             connection.abandon(*id);
+        }
+        // Two panics at once would end the process.
+        if self.watch.is_some() && !std::thread::panicking() {
+            self.tell(Outcome::Dropped);
         }
     }
 }
@@ -509,6 +701,5 @@ pub(crate) fn too_large(peer: &Arc<str>, error: &EncodeError) -> CallError {
     CallError::RequestTooLarge { peer: Arc::clone(peer), len, max }
 }
 
-const TRACEPARENT: &str = "traceparent";
 /// What a nested call leaves its caller of the time, to make something of the answer.
 const INHERITED_MARGIN: Duration = Duration::from_millis(1);

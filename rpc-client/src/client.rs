@@ -31,7 +31,9 @@ use crate::{
     driver::Driver,
     error::CallError,
     gauges::{ClientSnapshot, Gauge, Gauges, Token},
+    intercept::Interceptor,
     sync::{Mutex, MutexGuard},
+    trace::TraceCalls,
 };
 
 /// A handle to one server, over one multiplexed connection.
@@ -59,7 +61,7 @@ impl Client {
     pub fn builder(address: impl Into<String>) -> ClientBuilder {
         let address = address.into();
         let peer = Arc::from(address.as_str());
-        ClientBuilder { config: Config::default(), peer, target: Target::Tcp(address) }
+        ClientBuilder::of(peer, Target::Tcp(address))
     }
 
     /// A client that gets each connection from `connect`: a socket of another kind, or a pipe in
@@ -74,7 +76,7 @@ impl Client {
             let connecting = connect();
             Box::pin(async move { Ok(Box::new(connecting.await?) as Box<dyn Transport>) })
         };
-        ClientBuilder { config: Config::default(), peer: peer.into().into(), target: Target::Custom(Box::new(connect)) }
+        ClientBuilder::of(peer.into().into(), Target::Custom(Box::new(connect)))
     }
 
     /// The generated client of a service, on this connection.
@@ -107,6 +109,16 @@ impl Client {
     pub fn snapshot(&self) -> ClientSnapshot {
         let connected = matches!(self.shared.lock().phase, Phase::Open(_));
         self.shared.gauges.snapshot(connected)
+    }
+
+    #[cfg(feature = "tower")]
+    pub(crate) fn from_shared(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    #[cfg(feature = "tower")]
+    pub(crate) fn layers(&self) -> Option<&crate::tower::Next> {
+        self.shared.layers.as_ref()
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -197,6 +209,20 @@ pub struct ClientBuilder {
     config: Config,
     peer: Arc<str>,
     target: Target,
+    #[cfg(feature = "tower")]
+    pub(crate) layers: Option<crate::tower::Wrap>,
+}
+
+impl ClientBuilder {
+    fn of(peer: Arc<str>, target: Target) -> Self {
+        Self {
+            config: Config::default(),
+            peer,
+            target,
+            #[cfg(feature = "tower")]
+            layers: None,
+        }
+    }
 }
 
 impl ClientBuilder {
@@ -286,6 +312,23 @@ impl ClientBuilder {
         self
     }
 
+    /// Adds an interceptor behind those that are there: it sees every call of the client.
+    pub fn interceptor(mut self, interceptor: impl Interceptor) -> Self {
+        self.config.interceptors.add(interceptor);
+        self
+    }
+
+    /// Whether every call is told as an event of `tracing`, at level DEBUG, when it has ended: method,
+    /// code, time taken, trace; and whether a call without a trace begins one, in the metadata
+    /// `traceparent` of W3C. Calls within a call of a server carry that call's trace on either way.
+    /// Default: false.
+    pub fn trace_calls(mut self, trace: bool) -> Self {
+        if trace {
+            self.config.interceptors.add(TraceCalls);
+        }
+        self
+    }
+
     /// So many ids count as used when a connection begins. For tests of what happens at the last id;
     /// no part of the public API.
     #[doc(hidden)]
@@ -297,23 +340,25 @@ impl ClientBuilder {
     /// Makes the client. Nothing is connected yet.
     pub fn build(self) -> Client {
         let backoff = Backoff::new(self.config.min_backoff, self.config.max_backoff);
-        Client {
-            shared: Arc::new(Shared {
+        let manager = Manager { phase: Phase::Idle, backoff, not_before: None, failure: None, failures: 0 };
+        #[cfg(feature = "tower")]
+        let layers = self.layers;
+        let shared = Arc::new_cyclic(|shared| {
+            #[cfg(not(feature = "tower"))]
+            let _: &Weak<Shared> = shared;
+            Shared {
                 config: self.config,
                 peer: self.peer,
                 target: Arc::new(self.target),
-                manager: Mutex::new(Manager {
-                    phase: Phase::Idle,
-                    backoff,
-                    not_before: None,
-                    failure: None,
-                    failures: 0,
-                }),
+                manager: Mutex::new(manager),
                 changed: Notify::new(),
                 abandoned: Arc::default(),
                 gauges: Arc::default(),
-            }),
-        }
+                #[cfg(feature = "tower")]
+                layers: layers.map(|layers| layers(crate::tower::Next::connection(Weak::clone(shared)))),
+            }
+        });
+        Client { shared }
     }
 }
 
@@ -351,7 +396,7 @@ enum Target {
 
 /// What the handles of a client share. Neither connections nor attempts to make one hold it, so it ends
 /// with the last handle and the last call.
-struct Shared {
+pub(crate) struct Shared {
     config: Config,
     peer: Arc<str>,
     target: Arc<Target>,
@@ -360,6 +405,9 @@ struct Shared {
     /// Tells an attempt that nobody wants its connection any more.
     abandoned: Arc<Notify>,
     gauges: Arc<Gauges>,
+    /// The layers around the connection. They do not keep us, or nobody would ever be gone.
+    #[cfg(feature = "tower")]
+    layers: Option<crate::tower::Next>,
 }
 
 struct Manager {

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use rpc_codec::{CodecId, Hello};
 
+use crate::intercept::Interceptors;
+
 /// The settings of a client. [`crate::ClientBuilder`] sets them.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -33,6 +35,7 @@ pub(crate) struct Config {
     pub(crate) write_timeout: Duration,
     /// A caller that is told at once can do something else.
     pub(crate) wait_for_ready: bool,
+    pub(crate) interceptors: Interceptors,
     /// How many ids count as used when a connection begins: for tests of what happens at the last.
     pub(crate) ids_used: u64,
 }
@@ -53,6 +56,7 @@ impl Default for Config {
             frame_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
             wait_for_ready: false,
+            interceptors: Interceptors::default(),
             ids_used: 0,
         }
     }

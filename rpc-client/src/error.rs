@@ -3,7 +3,7 @@
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use rpc_codec::{DecodeError, GoAwayReason, HeadError, PayloadError};
-use rpc_core::{Executed, MetadataError, Status, StatusCode};
+use rpc_core::{Executed, MetadataError, Refused, Status, StatusCode};
 
 /// Why a call did not succeed. Each variant names the peer and the cause as far as they are known.
 ///
@@ -13,7 +13,7 @@ use rpc_core::{Executed, MetadataError, Status, StatusCode};
 #[non_exhaustive]
 pub enum CallError {
     /// The server answered with a status.
-    #[error("{0}")]
+    #[error(transparent)]
     Status(Status),
     /// There is no connection and none could be made. Never executed.
     #[error("cannot connect to {peer}")]
@@ -97,6 +97,9 @@ pub enum CallError {
         /// What is wrong with it.
         source: HeadError,
     },
+    /// A layer of `tower` around the client failed, with an error of its own. It may have been executed.
+    #[error("a layer around the client failed")]
+    Layer(#[source] Arc<dyn std::error::Error + Send + Sync>),
     /// The client was closed. Never executed.
     #[error("the client was closed")]
     Closed,
@@ -130,6 +133,7 @@ impl CallError {
             Self::Encode(_) | Self::Decode { .. } | Self::MalformedResponse { .. } | Self::NoRuntime => {
                 StatusCode::Internal
             }
+            Self::Layer(_) => StatusCode::Unknown,
             Self::Closed | Self::Ended { .. } | Self::SinkDropped { .. } => StatusCode::Cancelled,
         }
     }
@@ -140,7 +144,9 @@ impl CallError {
             Self::Status(status) => status.executed(),
             Self::Lost { executed, .. } | Self::DeadlineExceeded { executed, .. } => *executed,
             Self::Decode { .. } | Self::ResponseTooLarge { .. } => Executed::Finished,
-            Self::MalformedResponse { .. } | Self::Ended { .. } | Self::SinkDropped { .. } => Executed::Maybe,
+            Self::MalformedResponse { .. } | Self::Layer(_) | Self::Ended { .. } | Self::SinkDropped { .. } => {
+                Executed::Maybe
+            }
             _ => Executed::Never,
         }
     }
@@ -152,6 +158,17 @@ impl CallError {
             Self::Connect { retry_after, .. } => Some(*retry_after),
             _ => None,
         }
+    }
+
+    /// What the server said when it turned the call away for a reason of the framework's, such as a
+    /// limit; `None` if that is not what happened. See [`Status::refused`].
+    pub fn refused(&self) -> Option<Refused<'_>> {
+        self.status()?.refused()
+    }
+
+    /// Whether the server answered with this reason of this domain.
+    pub fn has_reason(&self, domain: &str, reason: &str) -> bool {
+        self.status().is_some_and(|status| status.has_reason(domain, reason))
     }
 
     /// The status of the server, if it answered.
@@ -169,7 +186,7 @@ impl From<CallError> for Status {
         match error {
             CallError::Status(status) => status.with_executed(Executed::Finished),
             // The text names peers, which are this process's own business.
-            other => Self::new(other.code(), "a call that the service depends on failed"),
+            other => Self::new(other.code(), "a call that the service depends on failed").with_source(other),
         }
     }
 }

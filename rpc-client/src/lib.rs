@@ -6,6 +6,7 @@
 
 mod answers;
 mod backoff;
+mod builtin;
 mod call;
 mod client;
 mod clock;
@@ -14,6 +15,7 @@ mod connection;
 mod driver;
 mod error;
 mod gauges;
+mod intercept;
 mod items;
 mod noise;
 mod queue;
@@ -25,12 +27,20 @@ mod slots;
 mod stream;
 mod streaming;
 mod sync;
+#[cfg(feature = "tower")]
+pub mod tower;
+mod trace;
+#[cfg(unix)]
+mod unix;
 mod vigil;
+mod wait;
 
+pub use builtin::{DescribeClient, HealthClient};
 pub use call::{Call, InCodec, Method, Untouched, WireForm};
 pub use client::{Client, ClientBuilder, Response, ServiceClient};
 pub use error::{CallError, LostCause};
 pub use gauges::ClientSnapshot;
+pub use intercept::{Finished, Interceptor, Outcome, Outgoing};
 pub use rpc_codec::{Coded, DecodeItem, EncodeItem, Plain};
 pub use sink::ItemSink;
 pub use stream::{ItemStream, Reply};

@@ -18,6 +18,7 @@ use crate::{
     client::Response,
     connection::{Connection, wake},
     error::CallError,
+    intercept::{Outcome, StreamWatch},
     scratch,
     slots::Came,
 };
@@ -34,6 +35,17 @@ pub(crate) struct Opened {
     pub(crate) connection: Arc<Connection>,
     pub(crate) id: CallId,
     pub(crate) codec: CodecId,
+    /// If interceptors are to be told of its end.
+    pub(crate) watch: Option<Box<StreamWatch>>,
+}
+
+impl Opened {
+    /// The call has ended like this.
+    fn ends(mut self, outcome: Outcome<'_>) {
+        if let Some(mut watch) = self.watch.take() {
+            watch.tell(outcome);
+        }
+    }
 }
 
 impl Drop for Opened {
@@ -143,6 +155,12 @@ impl<T, W: DecodeItem<T>> ItemStream<T, W> {
         }
     }
 
+    fn ends(&mut self, outcome: Outcome<'_>) {
+        if let Some(opened) = self.opened.take() {
+            opened.ends(outcome);
+        }
+    }
+
     pub(crate) fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, CallError>>> {
         loop {
             let Some(opened) = &self.opened else { return Poll::Ready(None) };
@@ -152,8 +170,9 @@ impl<T, W: DecodeItem<T>> ItemStream<T, W> {
                     self.give_back();
                 }
                 return Poll::Ready(Some(decoded.map_err(|source| {
-                    self.opened = None;
-                    CallError::Decode { peer: Arc::clone(&self.peer), source }
+                    let error = CallError::Decode { peer: Arc::clone(&self.peer), source };
+                    self.ends(Outcome::Error(&error));
+                    error
                 })));
             }
             ready!(proceed(cx));
@@ -162,11 +181,12 @@ impl<T, W: DecodeItem<T>> ItemStream<T, W> {
             match ready!(came) {
                 Ok(Came::Items) => {}
                 Ok(Came::End(trailers)) => {
-                    (self.opened, self.trailers) = (None, Some(trailers));
+                    self.trailers = Some(trailers);
+                    self.ends(Outcome::Reply);
                     return Poll::Ready(None);
                 }
                 Err(error) => {
-                    self.opened = None;
+                    self.ends(Outcome::Error(&error));
                     return Poll::Ready(Some(Err(*error)));
                 }
             }
@@ -224,10 +244,25 @@ impl<R, V: DecodeItem<R>> Reply<R, V> {
     }
 
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Result<(R, Metadata), CallError>> {
+        let mut watch = None;
+        let polled = self.poll_unseen(cx, &mut watch);
+        if let (Some(mut watch), Poll::Ready(outcome)) = (watch, &polled) {
+            watch.tell(outcome.as_ref().map_or_else(Outcome::Error, |_| Outcome::Reply));
+        }
+        polled
+    }
+
+    /// As [`Self::poll_reply`]; who is to be told of the end is put into `watch`.
+    fn poll_unseen(
+        &mut self,
+        cx: &mut Context<'_>,
+        watch: &mut Option<Box<StreamWatch>>,
+    ) -> Poll<Result<(R, Metadata), CallError>> {
         scratch::with_call_buffer(|body| {
-            let opened = self.opened.as_ref().expect("a reply was polled after it had come");
+            let opened = self.opened.as_mut().expect("a reply was polled after it had come");
             let answer = ready!(opened.connection.poll_answer(opened.id, body, cx));
             let (peer, codec) = (Arc::clone(&opened.connection.peer), opened.codec);
+            *watch = opened.watch.take();
             // Before the caller's own `Deserialize` runs: the slot is another's by now.
             self.opened = None;
             let metadata = answer.map_err(|error| *error)?;

@@ -15,6 +15,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod builtin;
 mod decoder;
 mod details;
 mod encoder;
@@ -26,6 +27,7 @@ mod hello;
 mod parts;
 pub mod payload;
 mod queued;
+mod typed_details;
 
 pub use decoder::{Decoded, FrameDecoder};
 pub use encoder::{
@@ -44,3 +46,4 @@ pub use payload::{
     items::{Coded, DecodeItem, EncodeItem, Plain},
 };
 pub use queued::QueuedFrame;
+pub use typed_details::{Detail, TypedDetails};

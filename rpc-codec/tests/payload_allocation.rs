@@ -62,10 +62,10 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// The most memory that decoding `body` held at once.
-fn peak<T: DeserializeOwned>(body: &[u8]) -> usize {
+fn peak<T: DeserializeOwned>(codec: CodecId, body: &[u8]) -> usize {
     let before = LIVE.get();
     PEAK.set(before);
-    let decoded = CodecId::BINCODE.decode::<T>(body);
+    let decoded = codec.decode::<T>(body);
     let peak = PEAK.get() - before;
     drop(decoded);
     peak
@@ -75,14 +75,32 @@ fn stays_small<T: DeserializeOwned>() {
     for follow in 0..=64u64 {
         for len in [0, 1, follow, follow + 1, 1000, 1 << 16, 1 << 20, 1 << 32, 1 << 40, 1 << 63, u64::MAX] {
             for filler in [0, 1, 2, 7, 0xff] {
-                let mut body = Vec::new();
-                CodecId::BINCODE.encode(&len, &mut body).expect("integers encode");
-                body.extend(vec![filler; follow as usize]);
-                let (peak, bound) = (peak::<T>(&body), 64 * body.len() + (64 << 10));
-                assert!(peak <= bound, "{peak} bytes for {len} claimed by {body:?}");
+                for (codec, claim) in claims(len) {
+                    let mut body = claim;
+                    body.extend(vec![filler; follow as usize]);
+                    let (peak, bound) = (peak::<T>(codec, &body), 64 * body.len() + (64 << 10));
+                    assert!(peak <= bound, "{peak} bytes for {len} claimed by {body:?} as {codec}");
+                }
             }
         }
     }
+}
+
+/// The ways in which the binary codecs claim `len` elements, or bytes.
+fn claims(len: u64) -> Vec<(CodecId, Vec<u8>)> {
+    let mut claims = Vec::new();
+    for &codec in CodecId::supported() {
+        if codec == CodecId::MESSAGE_PACK {
+            // Of an array, a map, a string, and bytes.
+            let len = u32::try_from(len).unwrap_or(u32::MAX).to_be_bytes();
+            claims.extend([0xdd, 0xdf, 0xdb, 0xc6].map(|marker| (codec, [&[marker], &len[..]].concat())));
+        } else if codec != CodecId::JSON {
+            let mut claim = Vec::new();
+            codec.encode(&len, &mut claim).expect("integers encode");
+            claims.push((codec, claim));
+        }
+    }
+    claims
 }
 
 macro_rules! stay_small {

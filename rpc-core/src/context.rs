@@ -16,7 +16,7 @@ use std::{
 use pin_project_lite::pin_project;
 
 use crate::{
-    CallId, ConnectionId, Deadline, Metadata,
+    CallId, ConnectionId, Deadline, Extensions, Metadata,
     limit::{CallHold, CallPermit, HeldPermit, HoldSlot},
 };
 
@@ -45,9 +45,19 @@ impl Context {
             Some(inner) => inner.renew(id, received, deadline, priority, metadata),
             None => {
                 let CallScope { connection, clock, .. } = &self.0.call;
-                let (connection, clock) = (Arc::clone(connection), *clock);
-                *self = Self::new(CallScope { id, connection, received, deadline, priority, metadata, clock });
+                let (connection, clock, extensions) = (Arc::clone(connection), *clock, Extensions::new());
+                *self =
+                    Self::new(CallScope { id, connection, received, deadline, priority, metadata, extensions, clock });
             }
+        }
+    }
+
+    /// Gives a call that has just begun what handlers put beside it, or takes that away when it has ended.
+    /// Whoever holds a handle still has what the call had.
+    #[doc(hidden)]
+    pub fn set_extensions(&mut self, extensions: Extensions) {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.call.extensions = extensions;
         }
     }
 
@@ -114,6 +124,17 @@ impl Context {
     /// The metadata of the request.
     pub fn metadata(&self) -> &Metadata {
         &self.0.call.metadata
+    }
+
+    /// What a handler put beside the call under this type, such as who it found the caller to be.
+    /// [`ConnectionInfo::get`] has what was put beside the connection.
+    pub fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {
+        self.0.call.extensions.get()
+    }
+
+    /// Everything that handlers put beside the call.
+    pub fn extensions(&self) -> &Extensions {
+        &self.0.call.extensions
     }
 
     /// The trace id of the request's W3C `traceparent`, as 32 hexadecimal digits.
@@ -191,18 +212,57 @@ pub struct CallScope {
     pub priority: u8,
     /// The metadata of the request.
     pub metadata: Metadata,
+    /// What handlers put beside it.
+    pub extensions: Extensions,
     /// The clock that instants of this call are read from; virtual in tests.
     pub clock: fn() -> Instant,
 }
 
-/// A connection, as those who look at its calls know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A connection, as those who look at its calls know it, and what they put beside it. Clones are the
+/// same connection.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ConnectionInfo {
     /// The name of the connection within this process.
     pub id: ConnectionId,
     /// The address of the peer, if the transport has one.
     pub peer: Option<SocketAddr>,
+    extensions: Arc<Mutex<Extensions>>,
 }
+
+impl ConnectionInfo {
+    /// A connection that nobody knows more about yet.
+    pub fn new(id: ConnectionId, peer: Option<SocketAddr>) -> Self {
+        Self { id, peer, extensions: Arc::default() }
+    }
+
+    /// Puts a value beside the connection, for handlers and services of all its calls, and gives back
+    /// the one of the same type that was there. It goes with the connection.
+    pub fn insert<T: Send + Sync + 'static>(&self, value: T) -> Option<Arc<T>> {
+        self.extensions.lock().unwrap_or_else(PoisonError::into_inner).insert(value)
+    }
+
+    /// The value of this type that was put beside the connection.
+    pub fn get<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
+        self.extensions.lock().unwrap_or_else(PoisonError::into_inner).get_arc()
+    }
+
+    /// Puts all of `extensions` beside the connection, in place of what was there.
+    #[doc(hidden)]
+    pub fn set_extensions(&self, extensions: Extensions) {
+        let before =
+            std::mem::replace(&mut *self.extensions.lock().unwrap_or_else(PoisonError::into_inner), extensions);
+        drop(before);
+    }
+}
+
+impl PartialEq for ConnectionInfo {
+    fn eq(&self, other: &Self) -> bool {
+        (self.id, self.peer) == (other.id, other.peer)
+    }
+}
+
+impl Eq for ConnectionInfo {}
 
 impl fmt::Display for ConnectionInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -303,11 +363,12 @@ mod tests {
         let now = Instant::now();
         Context::new(CallScope {
             id: CallId::new(1, 0),
-            connection: Arc::new(ConnectionInfo { id: ConnectionId::new(1), peer: None }),
+            connection: Arc::new(ConnectionInfo::new(ConnectionId::new(1), None)),
             received: now,
             deadline: Deadline::NONE,
             priority: 0,
             metadata: Metadata::new(),
+            extensions: Extensions::new(),
             clock: Instant::now,
         })
     }

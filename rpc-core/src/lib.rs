@@ -16,18 +16,28 @@
 
 mod context;
 mod deadline;
+mod domain_error;
+mod extensions;
 mod id;
 pub mod limit;
 mod metadata;
 mod refusal;
+mod refused;
 mod status;
 mod stream;
+mod trace;
 
 pub use context::{CallScope, ConnectionInfo, Context, Entered, Scoped};
 pub use deadline::{AgeEstimator, Deadline};
+#[doc(hidden)]
+pub use domain_error::note;
+pub use domain_error::{DomainError, OrStatus};
+pub use extensions::Extensions;
 pub use futures::Stream;
 pub use id::{CallId, ConnectionId, MethodId};
 pub use metadata::{Iter as MetadataIter, Metadata, MetadataError};
 pub use refusal::{Refusal, RefusalReason};
+pub use refused::Refused;
 pub use status::{AnyDetail, ErrorInfo, Executed, Status, StatusCode};
 pub use stream::{ItemSender, ItemSink, ItemSource, Streaming};
+pub use trace::{TraceParent, TraceParentError};

@@ -167,6 +167,14 @@ macro_rules! reasons {
                 match self { $(Self::$name => $upper,)* }
             }
 
+            /// The reason of that name on the wire, if this version knows it.
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $($upper => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
             /// The code that goes with it.
             pub const fn code(self) -> StatusCode {
                 match self { $(Self::$name => StatusCode::$code,)* }

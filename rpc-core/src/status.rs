@@ -1,6 +1,6 @@
 //! What a peer is told: a code, a message, details, and whether the call was executed.
 
-use std::{borrow::Cow, fmt, time::Duration};
+use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use crate::Metadata;
 
@@ -15,7 +15,8 @@ use crate::Metadata;
 /// assert_eq!(status.code(), StatusCode::NotFound);
 /// assert_eq!(status.to_string(), "not found: no book has ISBN 9780131103627");
 /// ```
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+/// Two are equal if a caller could not tell them apart: where one came from, its source, is not looked at.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Status(Box<Inner>);
 
 /// In a box, so that a result that carries a status is no larger for it.
@@ -25,6 +26,7 @@ struct Inner {
     executed: Executed,
     message: Cow<'static, str>,
     details: Option<Box<Details>>,
+    source: Source,
 }
 
 impl Status {
@@ -32,7 +34,13 @@ impl Status {
     ///
     /// It says [`Executed::Finished`]: the service ran and this is its answer.
     pub fn new(code: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Inner { code, executed: Executed::Finished, message: message.into(), details: None }))
+        Self(Box::new(Inner {
+            code,
+            executed: Executed::Finished,
+            message: message.into(),
+            details: None,
+            source: Source(None),
+        }))
     }
 
     /// Sets whether the service ran.
@@ -70,6 +78,14 @@ impl Status {
         self
     }
 
+    /// Keeps the error that this status stands for: [`Error::source`] gives it to logs. It never leaves
+    /// the process.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        self.0.source = Source(Some(source.into().into()));
+        self
+    }
+
     /// The code.
     pub fn code(&self) -> StatusCode {
         self.0.code
@@ -88,6 +104,11 @@ impl Status {
     /// The machine-readable reason, if there is one.
     pub fn error_info(&self) -> Option<&ErrorInfo> {
         self.0.details.as_ref()?.error_info.as_ref()
+    }
+
+    /// Whether it says this reason of this domain.
+    pub fn has_reason(&self, domain: &str, reason: &str) -> bool {
+        self.error_info().is_some_and(|info| info.domain == domain && info.reason == reason)
     }
 
     /// How long to wait before trying again, if the peer said so.
@@ -139,10 +160,23 @@ impl fmt::Display for Status {
         if !self.0.message.is_empty() {
             write!(f, ": {}", self.0.message)?;
         }
-        if let Some(delay) = self.retry_delay() {
-            write!(f, " (try again in {delay:?})")?;
+        if let Some(info) = self.error_info() {
+            write!(f, " [{info}]")?;
         }
-        Ok(())
+        match (self.0.executed, self.retry_delay()) {
+            (Executed::Never, Some(delay)) => write!(f, " (never executed, try again in {delay:?})"),
+            (Executed::Never, None) => f.write_str(" (never executed)"),
+            (Executed::Maybe, Some(delay)) => write!(f, " (perhaps executed, try again in {delay:?})"),
+            (Executed::Maybe, None) => f.write_str(" (perhaps executed)"),
+            (Executed::Finished, Some(delay)) => write!(f, " (try again in {delay:?})"),
+            (Executed::Finished, None) => Ok(()),
+        }
+    }
+}
+
+impl Error for Status {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&**self.0.source.0.as_ref()?)
     }
 }
 
@@ -152,6 +186,9 @@ impl fmt::Debug for Status {
         debug.field("code", &self.0.code).field("executed", &self.0.executed).field("message", &self.0.message);
         if let Some(details) = &self.0.details {
             debug.field("details", details);
+        }
+        if let Some(source) = &self.0.source.0 {
+            debug.field("source", source);
         }
         debug.finish()
     }
@@ -164,6 +201,18 @@ struct Details {
     other: Vec<AnyDetail>,
     metadata: Metadata,
 }
+
+/// The error that a status stands for. A peer is told nothing of it, so it makes no difference.
+#[derive(Clone, Debug, Default)]
+struct Source(Option<Arc<dyn Error + Send + Sync>>);
+
+impl PartialEq for Source {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Source {}
 
 /// Why, for programs: a reason within a domain, and the figures that belong to it.
 ///
@@ -189,6 +238,21 @@ impl fmt::Debug for ErrorInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{} ", self.domain, self.reason)?;
         f.debug_map().entries(self.metadata.iter().map(|(key, value)| (key, String::from_utf8_lossy(value)))).finish()
+    }
+}
+
+impl fmt::Display for ErrorInfo {
+    /// The reason, of a domain that is not our own, and the figures.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.domain {
+            Self::DOMAIN => write!(f, "{}", self.reason)?,
+            domain => write!(f, "{domain}/{}", self.reason)?,
+        }
+        for (at, (key, value)) in self.metadata.iter().enumerate() {
+            let sign = if at == 0 { ':' } else { ',' };
+            write!(f, "{sign} {key} {}", String::from_utf8_lossy(value))?;
+        }
+        Ok(())
     }
 }
 
@@ -348,5 +412,16 @@ mod tests {
     fn a_person_reads_what_happened_and_when_to_come_back() {
         let status = Status::resource_exhausted("64 of 64 calls in flight").with_retry_delay(Duration::from_millis(12));
         assert_eq!(status.to_string(), "resource exhausted: 64 of 64 calls in flight (try again in 12ms)");
+        let refusal = crate::Refusal::new(crate::RefusalReason::ConcurrencyLimit);
+        let status = Status::from(&refusal.with_limit("global", 64, 64).with_retry_delay(Duration::from_millis(12)));
+        assert_eq!(
+            status.to_string(),
+            "resource exhausted: the limit of calls in flight is reached \
+             [CONCURRENCY_LIMIT: limit global, max_in_flight 64, in_flight 64] \
+             (never executed, try again in 12ms)"
+        );
+        let info = ErrorInfo { reason: "BUSY".into(), domain: "library.example".into(), metadata: Metadata::new() };
+        let status = Status::unavailable("").with_error_info(info).with_executed(Executed::Maybe);
+        assert_eq!(status.to_string(), "unavailable [library.example/BUSY] (perhaps executed)");
     }
 }

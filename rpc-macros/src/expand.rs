@@ -5,8 +5,8 @@
 //! rather than `missing_docs` allowed, for an `allow` is an error under a `forbid`.
 
 use proc_macro2::{Ident, Span, TokenStream};
-use quote::{format_ident, quote_spanned};
-use syn::{Type, ext::IdentExt, spanned::Spanned};
+use quote::{ToTokens, format_ident, quote_spanned};
+use syn::{Path, Type, ext::IdentExt, spanned::Spanned};
 
 use crate::{
     attrs,
@@ -133,9 +133,8 @@ fn server(service: &Service) -> TokenStream {
 fn service_limits(service: &Service) -> Option<TokenStream> {
     let Service { facade, limits, .. } = service;
     (!limits.is_empty()).then(|| {
-        let path = code!(#facade::server::MethodLimits);
-        let limits = limits.set_on(&path, code!(#path::new()));
-        code!(#facade::server::ServiceMethods::limits(__sg_methods, #limits);)
+        let limits = limits.setters();
+        code!(#facade::server::ServiceMethods::limits(__sg_methods, #facade::server::MethodLimits::new() #limits);)
     })
 }
 
@@ -176,12 +175,7 @@ fn registration(service: &Service, method: &Method) -> TokenStream {
             }
         },
     };
-    let options = code!(<#facade::server::MethodOptions as ::core::default::Default>::default());
-    let options = match method.spawn {
-        false => options,
-        true => code!(#facade::server::MethodOptions::spawn(#options, true)),
-    };
-    let options = method.limits.set_on(&code!(#facade::server::MethodOptions), options);
+    let options = options(facade, method);
     let body = if method.untouched { code!(#(#names)*) } else { tuple(spans.arguments, &names) };
     let arguments = argument_types(method);
     let module = code!(#facade::server);
@@ -230,6 +224,39 @@ fn registration(service: &Service, method: &Method) -> TokenStream {
             });
         }
     }
+}
+
+/// How the method is run, what else it is called, and what a description says of it.
+fn options(facade: &Path, method: &Method) -> TokenStream {
+    let arguments = method.arguments.iter().map(|Argument { ident, ty, .. }| {
+        let (name, ty) = (ident.unraw().to_string(), name_of(ty));
+        code!((#name, #ty))
+    });
+    // What is returned with a stream is the stream itself.
+    let returns = if method.items.returned { "()".to_owned() } else { name_of(&method.value) };
+    let items = method.items.any().then(|| {
+        let of = |item: &Option<Type>| item.as_ref().map_or_else(String::new, name_of);
+        let (received, sent) = (of(&method.items.received), of(&method.items.sent));
+        code!(.items(#received, #sent))
+    });
+    let limits = method.limits.setters();
+    let spawn = method.spawn.then(|| code!(.spawn(true)));
+    let aliases = (!method.aliases.is_empty()).then(|| {
+        let aliases = &method.aliases;
+        code!(.aliases(&[#(#aliases),*]))
+    });
+    code!(#facade::server::MethodOptions::new().signature(&[#(#arguments),*], #returns) #items #spawn #aliases #limits)
+}
+
+/// A type as people write it.
+fn name_of(ty: &Type) -> String {
+    let mut name = ty.to_token_stream().to_string();
+    for (spaced, tight) in
+        [(" :: ", "::"), (":: ", "::"), (" < ", "<"), ("< ", "<"), (" >", ">"), (" ,", ","), (" ;", ";"), ("& ", "&")]
+    {
+        name = name.replace(spaced, tight);
+    }
+    name
 }
 
 fn client(service: &Service) -> TokenStream {
@@ -328,7 +355,7 @@ fn streaming(service: &Service, method: &Method) -> (TokenStream, TokenStream) {
 }
 
 fn declare(argument: &Argument) -> TokenStream {
-    let Argument { ident, ty } = argument;
+    let Argument { ident, ty, .. } = argument;
     code!(#ident: #ty)
 }
 
@@ -366,7 +393,7 @@ mod tests {
                 /// Finds a book.
                 async fn get_book(&self, isbn: String) -> Result<Book, NoSuchBook>;
                 #[cfg(feature = "search")]
-                #[rpc(name = "find", spawn)]
+                #[rpc(name = "find", spawn, alias = "look")]
                 async fn search(&self, ctx: Context, text: String, limit: u32) -> S;
                 #[deprecated]
                 async fn scan(&self, page: Bytes) -> Result<Bytes>;
@@ -429,7 +456,7 @@ mod tests {
                 ::sluicegate::server::ServiceMethods::unary::<(String,), Book, _, _>(
                     __sg_methods,
                     "get_book",
-                    <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
+                    ::sluicegate::server::MethodOptions::new().signature(&[("isbn", "String")], "Book"),
                     move |_, (__sg_0,)| {
                         let __sg_service = ::core::clone::Clone::clone(&__sg_service);
                         async move {
@@ -451,10 +478,10 @@ mod tests {
                 ::sluicegate::server::ServiceMethods::unary::<(String, u32,), S, _, _>(
                     __sg_methods,
                     "find",
-                    ::sluicegate::server::MethodOptions::spawn(
-                        <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
-                        true
-                    ),
+                    ::sluicegate::server::MethodOptions::new()
+                        .signature(&[("text", "String"), ("limit", "u32")], "S")
+                        .spawn(true)
+                        .aliases(&["look"]),
                     move |__sg_context, (__sg_0, __sg_1,)| {
                         let __sg_service = ::core::clone::Clone::clone(&__sg_service);
                         let __sg_context = ::core::clone::Clone::clone(__sg_context);
@@ -476,7 +503,7 @@ mod tests {
                 ::sluicegate::server::ServiceMethods::unary_bytes(
                     __sg_methods,
                     "scan",
-                    <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
+                    ::sluicegate::server::MethodOptions::new().signature(&[("page", "Bytes")], "Bytes"),
                     move |_, __sg_0| {
                         let __sg_service = ::core::clone::Clone::clone(&__sg_service);
                         async move {
@@ -497,7 +524,7 @@ mod tests {
                 ::sluicegate::server::ServiceMethods::blocking::<(u8,), u64, _>(
                     __sg_methods,
                     "index",
-                    <::sluicegate::server::MethodOptions as ::core::default::Default>::default(),
+                    ::sluicegate::server::MethodOptions::new().signature(&[("depth", "u8")], "u64"),
                     move |__sg_context, (__sg_0,)| {
                         let __sg_context = ::core::clone::Clone::clone(__sg_context);
                         ::core::result::Result::map_err(
@@ -577,11 +604,12 @@ mod tests {
         assert_same(&client(&library()), &expected);
     }
 
+    /// The whole of it as people read it, kept in a file that a test of the facade compiles.
+    /// `EXPANSION=overwrite` writes the file anew.
     #[test]
     fn methods_with_items_are_futures_that_end_with_their_streams() {
         let feed = feed();
         let [news, read, sum, chat] = &feed.methods[..] else { panic!("four methods") };
-        let options = quote!(<::sluicegate::server::MethodOptions as ::core::default::Default>::default());
         let wrapped = |call: TokenStream| {
             quote! {
                 {
@@ -592,7 +620,10 @@ mod tests {
         };
         let expected = wrapped(quote! {
             ::sluicegate::server::ServiceMethods::server_stream::<(String,), Story, ::sluicegate::server::Coded, _, _>(
-                __sg_methods, "news", #options, move |_, ((__sg_0,), __sg_outlet)| {
+                __sg_methods,
+                "news",
+                ::sluicegate::server::MethodOptions::new().signature(&[("topic", "String")], "()").items("", "Story"),
+                move |_, ((__sg_0,), __sg_outlet)| {
                     let __sg_service = ::core::clone::Clone::clone(&__sg_service);
                     async move {
                         match ::core::result::Result::map_err(
@@ -610,7 +641,10 @@ mod tests {
         assert_same(&registration(&feed, news), &expected);
         let expected = wrapped(quote! {
             ::sluicegate::server::ServiceMethods::server_stream::<(String,), Bytes, ::sluicegate::server::Plain, _, _>(
-                __sg_methods, "read", #options, move |_, ((__sg_0,), __sg_outlet)| {
+                __sg_methods,
+                "read",
+                ::sluicegate::server::MethodOptions::new().signature(&[("name", "String")], "()").items("", "Bytes"),
+                move |_, ((__sg_0,), __sg_outlet)| {
                     let __sg_service = ::core::clone::Clone::clone(&__sg_service);
                     async move {
                         ::core::result::Result::map_err(
@@ -653,5 +687,21 @@ mod tests {
                 syn::parse2::<syn::File>(code).expect("items");
             }
         }
+    }
+
+    /// The whole of it as people read it, kept in a file that a test of the facade compiles.
+    /// `EXPANSION=overwrite` writes the file anew.
+    #[test]
+    fn the_expansion_is_the_one_that_is_kept() {
+        let library = library();
+        let code = [service_trait(&library), server(&library), client(&library)];
+        let file = syn::parse2::<syn::File>(code.into_iter().collect()).expect("items");
+        let written = prettyplease::unparse(&file);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/expansion/library.rs");
+        if std::env::var_os("EXPANSION").is_some_and(|value| value == "overwrite") {
+            std::fs::write(path, &written).expect("the file can be written");
+        }
+        let kept = std::fs::read_to_string(path).expect("the file can be read");
+        assert_eq!(written, kept, "EXPANSION=overwrite cargo test -p rpc-macros keeps what is written now");
     }
 }

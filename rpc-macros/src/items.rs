@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The items of a method.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Items {
     /// What the client sends: the `T` of a parameter `Streaming<T>`.
     pub(crate) received: Option<Type>,
@@ -24,6 +24,7 @@ pub(crate) struct Items {
 }
 
 /// A parameter that stands for items.
+#[derive(Clone)]
 pub(crate) struct Parameter {
     pub(crate) argument: Argument,
     pub(crate) role: Role,

@@ -7,8 +7,10 @@
 #![forbid(unsafe_code)]
 
 mod attrs;
+mod domain_error;
 mod errors;
 mod expand;
+mod facade;
 mod items;
 mod limits;
 mod model;
@@ -72,7 +74,9 @@ use crate::model::Service;
 ///   call there. The client's function does not have that argument.
 /// - If it takes one argument called `Bytes` and returns `Bytes` or a `Result` of it, both are the
 ///   body as it is, and no codec touches them.
-/// - `#[cfg(..)]` on a method holds for everything that is written for it.
+/// - `#[cfg(..)]` on a method holds for everything that is written for it, and on an argument it
+///   decides whether the argument is there: for the trait, the client and the wire. Both ends have to
+///   agree about it.
 ///
 /// # Methods with items
 ///
@@ -99,13 +103,18 @@ use crate::model::Service;
 /// - `package = "acme.v1"`: the service is `acme.v1.Library` on the wire instead of `Library`,
 /// - `name = "Books"`: its name on the wire instead of that of the trait,
 /// - `server = "BookServer"`, `client = "BookClient"`: the names of what is written,
-/// - `crate = "::my_rpc"`: the path of the facade, if it is not `::sluicegate`,
+/// - `crate = "::my_rpc"`: the path of the facade. Without it, it is found by the name that the
+///   `Cargo.toml` of the trait's crate gives to `sluicegate`; so it is only needed where that names
+///   none, such as behind another crate that passes it on,
 /// - `max_concurrent_calls`, `weight` and `pool`, as below: what each method has that has none of its own.
 ///   A maximum of 8 is 8 calls of each method, not of all together.
 ///
 /// `#[rpc(..)]` on a method takes
 ///
 /// - `name = "find"`: its name on the wire,
+/// - `alias = "search"`, any number of times: a name on the wire by which the server takes calls as
+///   well, so that a method can be renamed without breaking its callers. A whole path, as in
+///   `alias = "acme.v1.Shelf/find"`, is for a method that has moved from another service,
 /// - `spawn`: every call runs in a task of its own instead of being polled first in the task of its
 ///   connection, for methods that compute for long,
 /// - `blocking`: the method is a plain `fn` and may block its thread: file systems, databases without
@@ -132,6 +141,37 @@ pub fn service(args: proc_macro::TokenStream, item: proc_macro::TokenStream) -> 
     .into()
 }
 
+/// Makes an error type a `sluicegate::DomainError`, which converts into a `Status` with `?`.
+///
+/// ```text
+/// #[derive(Debug, thiserror::Error, sluicegate::DomainError)]
+/// #[rpc(domain = "library.example")]
+/// enum LibraryError {
+///     #[error("no book has the ISBN {isbn}")]
+///     #[rpc(code = NotFound)]
+///     NoSuchBook { #[rpc(metadata)] isbn: String },
+///
+///     #[error("the desk is busy")]
+///     #[rpc(code = Unavailable, reason = "DESK_BUSY")]
+///     Busy { #[rpc(retry_delay)] come_back_in: Duration, #[source] cause: io::Error },
+/// }
+/// ```
+///
+/// The message is what the error displays; how, is its own business, or that of a crate such as
+/// `thiserror`. Nothing else of it leaves the process but what is marked:
+///
+/// - on the type: `domain = ".."`, who defines the reasons; and `crate = "::my_rpc"`, as for
+///   `#[sluicegate::service]`;
+/// - on a variant, or on a struct: `code = NotFound`, one of `sluicegate::StatusCode`; and
+///   `reason = ".."`, which is otherwise the name in upper snake case, as `NO_SUCH_BOOK`;
+/// - on a field: `metadata`, or `metadata = "key"`, whose text is told under its name or that key; and
+///   `retry_delay` on a `Duration` or an `Option` of one, which tells the caller when to come back.
+#[proc_macro_derive(DomainError, attributes(rpc))]
+pub fn domain_error(item: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let input = syn::parse_macro_input!(item as syn::DeriveInput);
+    domain_error::derive(&input).unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
 /// The errors, and the trait as far as the compiler takes it, so that neither it nor its
 /// implementations add errors to those.
 fn refused(error: &syn::Error, item: TokenStream) -> TokenStream {
@@ -150,6 +190,7 @@ fn refused(error: &syn::Error, item: TokenStream) -> TokenStream {
         for input in &mut method.sig.inputs {
             if let FnArg::Typed(argument) = input {
                 *argument.pat = parse_quote!(_);
+                argument.attrs.retain(|attr| attr.path().is_ident("cfg"));
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// What is set; numbers as they were written.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Limits {
     max_concurrent_calls: Option<LitInt>,
     weight: Option<LitInt>,
@@ -37,20 +37,13 @@ impl Limits {
         self.max_concurrent_calls.is_none() && self.weight.is_none() && self.pool.is_none()
     }
 
-    /// `value` with these set, by functions of the type at `path`.
-    pub(crate) fn set_on(&self, path: &TokenStream, value: TokenStream) -> TokenStream {
+    /// What sets these on a value of the facade's, to be written behind it.
+    pub(crate) fn setters(&self) -> TokenStream {
         let span = proc_macro2::Span::mixed_site();
-        let mut value = value;
-        if let Some(max) = &self.max_concurrent_calls {
-            value = quote_spanned!(span=> #path::max_concurrent_calls(#value, #max));
-        }
-        if let Some(weight) = &self.weight {
-            value = quote_spanned!(span=> #path::weight(#value, #weight));
-        }
-        if let Some(pool) = &self.pool {
-            value = quote_spanned!(span=> #path::pool(#value, #pool));
-        }
-        value
+        let max = self.max_concurrent_calls.iter().map(|max| quote_spanned!(span=> .max_concurrent_calls(#max)));
+        let weight = self.weight.iter().map(|weight| quote_spanned!(span=> .weight(#weight)));
+        let pool = self.pool.iter().map(|pool| quote_spanned!(span=> .pool(#pool)));
+        max.chain(weight).chain(pool).collect()
     }
 }
 

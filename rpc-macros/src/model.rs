@@ -17,6 +17,7 @@ use syn::{
 use crate::{
     attrs,
     errors::Errors,
+    facade,
     items::{self, Items},
     limits::Limits,
     options::{MethodOptions, ServiceOptions},
@@ -43,6 +44,7 @@ pub(crate) struct Service {
 }
 
 /// One method of a service.
+#[derive(Clone)]
 pub(crate) struct Method {
     /// All but `#[rpc(..)]`.
     pub(crate) attrs: Vec<Attribute>,
@@ -60,6 +62,8 @@ pub(crate) struct Method {
     /// Whether argument and value are `Bytes` that no codec touches.
     pub(crate) untouched: bool,
     pub(crate) wire_name: String,
+    /// Names it is known by as well: of this service, or as whole paths.
+    pub(crate) aliases: Vec<String>,
     pub(crate) spawn: bool,
     /// Whether it is a plain `fn` that blocks its thread.
     pub(crate) blocking: bool,
@@ -77,9 +81,12 @@ pub(crate) struct MethodSpans {
 }
 
 /// An argument of a method.
+#[derive(Clone)]
 pub(crate) struct Argument {
     pub(crate) ident: Ident,
     pub(crate) ty: Type,
+    /// The predicate of its `cfg`, if it has one.
+    pub(crate) condition: Option<TokenStream>,
 }
 
 impl Service {
@@ -102,13 +109,13 @@ impl Service {
     fn of_trait(options: ServiceOptions, item: ItemTrait, errors: &mut Errors) -> Self {
         check_trait(&item, errors);
         let parameter = unused_name(&item);
-        let methods: Vec<_> = item.items.into_iter().filter_map(|item| Method::of_item(item, errors)).collect();
+        let methods: Vec<_> = item.items.into_iter().flat_map(|item| Method::of_item(item, errors)).collect();
         check_wire_names(&methods, errors);
 
         let name = item.ident.unraw();
         let wire_name = options.name.unwrap_or_else(|| name.to_string());
         Self {
-            facade: options.facade.unwrap_or_else(|| parse_quote!(::sluicegate)),
+            facade: options.facade.unwrap_or_else(facade::path),
             attrs: item.attrs,
             vis: item.vis,
             ident: item.ident,
@@ -124,9 +131,12 @@ impl Service {
 }
 
 impl Method {
-    fn of_item(item: TraitItem, errors: &mut Errors) -> Option<Self> {
+    /// One method, or as many as there are sets of its arguments that a condition may leave.
+    fn of_item(item: TraitItem, errors: &mut Errors) -> Vec<Self> {
         match item {
-            TraitItem::Fn(method) => return Self::of_fn(method, errors),
+            TraitItem::Fn(method) => {
+                return Self::of_fn(method, errors).map_or_else(Vec::new, |method| method.variants(errors));
+            }
             TraitItem::Const(item) => errors.on(item.const_token, "a service has methods only, no constants"),
             TraitItem::Type(item) => errors.on(item.type_token, "a service has methods only; they name their types"),
             TraitItem::Macro(item) => {
@@ -134,7 +144,42 @@ impl Method {
             }
             item => errors.on(item, "a service has methods only: `async fn name(&self, argument: T) -> U;`"),
         }
-        None
+        Vec::new()
+    }
+
+    /// The method for each way in which the conditions of its arguments may come out. The macro does
+    /// not know how they do; and a tuple, which is what the arguments are on the wire, takes no `cfg`
+    /// inside of it.
+    fn variants(self, errors: &mut Errors) -> Vec<Self> {
+        let mut conditions: Vec<TokenStream> = Vec::new();
+        for condition in self.arguments.iter().filter_map(|argument| argument.condition.as_ref()) {
+            if !conditions.iter().any(|known| known.to_string() == condition.to_string()) {
+                conditions.push(condition.clone());
+            }
+        }
+        if let Some(condition) = conditions.get(MAX_CONDITIONS) {
+            errors.on(condition, format!("the arguments of a method have at most {MAX_CONDITIONS} conditions"));
+            return vec![self];
+        }
+        (0..1_u32 << conditions.len()).map(|chosen| self.variant(&conditions, chosen)).collect()
+    }
+
+    /// The method as it is when those of `conditions` hold whose bits are set in `chosen`.
+    fn variant(&self, conditions: &[TokenStream], chosen: u32) -> Self {
+        let mut variant = self.clone();
+        for (at, condition) in conditions.iter().enumerate() {
+            let holds = chosen >> at & 1 == 1;
+            variant.attrs.push(if holds {
+                parse_quote!(#[cfg(#condition)])
+            } else {
+                parse_quote!(#[cfg(not(#condition))])
+            });
+            variant.arguments.retain(|argument| {
+                holds || argument.condition.as_ref().is_none_or(|known| known.to_string() != condition.to_string())
+            });
+        }
+        variant.untouched = !variant.items.any() && is_untouched(&variant.arguments, &variant.value);
+        variant
     }
 
     fn of_fn(item: TraitItemFn, errors: &mut Errors) -> Option<Self> {
@@ -156,14 +201,10 @@ impl Method {
         if let (true, Some(span)) = (items.any(), options.blocking) {
             errors.at(span, "a method with items awaits them, so it does not block; leave out `blocking`");
         }
-        let untouched = match &arguments[..] {
-            [argument] if !items.any() => {
-                wire_type::is_called(&argument.ty, "Bytes") && wire_type::is_called(&value, "Bytes")
-            }
-            _ => false,
-        };
+        let untouched = !items.any() && is_untouched(&arguments, &value);
         let wire_name = options.name.unwrap_or_else(|| sig.ident.unraw().to_string());
-        let (ident, spawn, blocking) = (sig.ident, options.spawn.is_some(), options.blocking.is_some());
+        let (ident, aliases) = (sig.ident, options.aliases);
+        let (spawn, blocking) = (options.spawn.is_some(), options.blocking.is_some());
         let receiver = receiver?;
         Some(Self {
             attrs,
@@ -177,6 +218,7 @@ impl Method {
             failure,
             untouched,
             wire_name,
+            aliases,
             spawn,
             blocking,
             limits: options.limits,
@@ -237,15 +279,19 @@ impl Inputs {
 impl Argument {
     /// Reads an argument, which is `local` if it is not on the wire as it stands.
     fn of(input: PatType, local: bool, errors: &mut Errors) -> Option<Self> {
-        if let Some(attr) = input.attrs.first() {
-            errors.on(attr, "an argument has no attributes: it is on the wire whatever they say");
+        let condition = condition(&input.attrs, errors);
+        if let (true, Some(condition)) = (local, &condition) {
+            errors.on(
+                condition,
+                "only what is on the wire has a condition; a method that does not need this leaves it unused",
+            );
         }
         if !local {
             wire_type::check(&input.ty, Place::Argument, errors);
         }
         match *input.pat {
             Pat::Ident(pat) if pat.by_ref.is_none() && pat.mutability.is_none() && pat.subpat.is_none() => {
-                Some(Self { ident: pat.ident, ty: *input.ty })
+                Some(Self { ident: pat.ident, ty: *input.ty, condition })
             }
             pat => {
                 errors.on(pat, "an argument has a name here, no pattern; take it apart where the trait is implemented");
@@ -353,6 +399,30 @@ fn check_signature(sig: &Signature, options: &MethodOptions, errors: &mut Errors
     }
 }
 
+/// The predicate of the `cfg` that an argument has, of several all.
+fn condition(attrs: &[Attribute], errors: &mut Errors) -> Option<TokenStream> {
+    let mut predicates = Vec::new();
+    for attr in attrs {
+        match &attr.meta {
+            syn::Meta::List(list) if list.path.is_ident("cfg") => predicates.push(list.tokens.clone()),
+            _ => errors.on(attr, "an argument has no attributes but `cfg`: it is on the wire whatever they say"),
+        }
+    }
+    match &predicates[..] {
+        [] => None,
+        [predicate] => Some(predicate.clone()),
+        several => Some(quote::quote!(all(#(#several),*))),
+    }
+}
+
+/// Whether argument and value are bytes that no codec touches.
+fn is_untouched(arguments: &[Argument], value: &Type) -> bool {
+    match arguments {
+        [argument] => wire_type::is_called(&argument.ty, "Bytes") && wire_type::is_called(value, "Bytes"),
+        _ => false,
+    }
+}
+
 /// Two methods with one name on the wire; those with a condition may exclude each other, and are
 /// left to the check that a server makes.
 fn check_wire_names(methods: &[Method], errors: &mut Errors) {
@@ -364,6 +434,11 @@ fn check_wire_names(methods: &[Method], errors: &mut Errors) {
                 &method.ident,
                 format!("another method is called `{name}` on the wire; set `#[rpc(name = \"..\")]`"),
             );
+        }
+        for alias in &method.aliases {
+            if !seen.insert(alias) {
+                errors.on(&method.ident, format!("its alias `{alias}` is a name of another method, or its own"));
+            }
         }
     }
 }
@@ -379,3 +454,5 @@ fn unused_name(item: &ItemTrait) -> Ident {
 
 /// As many as a tuple that serde knows.
 const MAX_ARGUMENTS: usize = 16;
+/// Each doubles what is written for a method.
+const MAX_CONDITIONS: usize = 4;

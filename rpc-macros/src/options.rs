@@ -49,6 +49,8 @@ impl ServiceOptions {
 #[derive(Default)]
 pub(crate) struct MethodOptions {
     pub(crate) name: Option<String>,
+    /// Names it is known by as well: of this service, or as whole paths.
+    pub(crate) aliases: Vec<String>,
     pub(crate) spawn: Option<()>,
     /// Where it stands.
     pub(crate) blocking: Option<Span>,
@@ -71,6 +73,13 @@ impl MethodOptions {
         }
         match key(meta).as_str() {
             "name" => set(&mut self.name, meta, wire_name, errors),
+            "alias" => {
+                match alias(&meta.value()?.parse()?) {
+                    Ok(alias) => self.aliases.push(alias),
+                    Err(error) => errors.push(error),
+                }
+                Ok(())
+            }
             "spawn" => {
                 once(&mut self.spawn, meta, (), errors);
                 Ok(())
@@ -81,8 +90,8 @@ impl MethodOptions {
             }
             _ => unknown(
                 meta,
-                "`rpc(..)` takes `name = \"..\"`, `spawn`, `blocking`, `max_concurrent_calls = 8`, `weight = 2` and \
-                 `pool = \"..\"`",
+                "`rpc(..)` takes `name = \"..\"`, `alias = \"..\"`, `spawn`, `blocking`, `max_concurrent_calls = 8`, \
+                 `weight = 2` and `pool = \"..\"`",
                 errors,
             ),
         }
@@ -147,6 +156,19 @@ fn wire_name(value: &LitStr) -> syn::Result<String> {
         name if is_wire_name(&name) => Ok(name),
         _ => Err(syn::Error::new(value.span(), "a name on the wire is letters, digits, `_` and `-`")),
     }
+}
+
+/// A name of the same service, or the path of a method of another one.
+fn alias(value: &LitStr) -> syn::Result<String> {
+    let alias = value.value();
+    let known = match alias.split_once('/') {
+        None => is_wire_name(&alias),
+        Some((service, method)) => service.split('.').all(is_wire_name) && is_wire_name(method),
+    };
+    if known {
+        return Ok(alias);
+    }
+    Err(syn::Error::new(value.span(), "an alias is a name on the wire, or a whole path: `package.Service/method`"))
 }
 
 /// No dot and no slash, which part the names in `package.Service/Method`.

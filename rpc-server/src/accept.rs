@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rpc_core::Extensions;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -39,6 +40,13 @@ pub trait Listener: Send {
     ///
     /// The future is dropped when the server is shut down, and at no other time.
     fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Transport, Option<SocketAddr>)>> + Send;
+
+    /// What is known of a connection that was accepted, for handlers and services to find beside it.
+    /// Nothing by default.
+    fn known(&mut self, transport: &Self::Transport) -> Extensions {
+        let _ = transport;
+        Extensions::new()
+    }
 }
 
 impl Listener for TcpListener {
@@ -58,7 +66,7 @@ impl Listener for TcpListener {
 pub(crate) async fn accept_all<L: Listener>(
     listener: &mut L,
     errors: &AtomicU64,
-    mut serve: impl FnMut(L::Transport, Option<SocketAddr>),
+    mut serve: impl FnMut(L::Transport, Option<SocketAddr>, Extensions),
 ) {
     let mut trouble = Trouble::default();
     loop {
@@ -67,7 +75,8 @@ pub(crate) async fn accept_all<L: Listener>(
         match listener.accept().await {
             Ok((transport, peer)) => {
                 trouble.ends();
-                serve(transport, peer);
+                let known = listener.known(&transport);
+                serve(transport, peer, known);
             }
             Err(error) => {
                 errors.fetch_add(1, Ordering::Relaxed);
@@ -193,7 +202,7 @@ mod tests {
         let (errors, mut accepted) = (AtomicU64::new(0), 0);
         let logged = Arc::new(Mutex::new(0));
         let _guard = tracing::subscriber::set_default(CountLogs(Arc::clone(&logged)));
-        let accepting = accept_all(listener, &errors, |_, _| accepted += 1);
+        let accepting = accept_all(listener, &errors, |_, _, _| accepted += 1);
         assert!(tokio::time::timeout(Duration::from_secs(86_400), accepting).await.is_err());
         let logged = *logged.lock().unwrap();
         (accepted, logged)
@@ -231,7 +240,7 @@ mod tests {
         for code in ERRORS {
             let mut listener = fake((0..1_000_000).map(|_| Err(io::Error::from_raw_os_error(code))));
             let errors = AtomicU64::new(0);
-            let accepting = accept_all(&mut listener, &errors, |_, _| {});
+            let accepting = accept_all(&mut listener, &errors, |_, _, _| {});
             assert!(tokio::time::timeout(Duration::from_secs(100), accepting).await.is_err());
             let attempts = errors.load(Ordering::Relaxed);
             assert!(attempts <= 110 * u64::from(ERRORS_PER_PAUSE), "error {code}: {attempts} attempts in 100 s");

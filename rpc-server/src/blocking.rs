@@ -3,7 +3,7 @@
 use std::{fmt, marker::PhantomData};
 
 use rpc_codec::CodecId;
-use rpc_core::{CallId, Context, Status};
+use rpc_core::{CallId, Context, Status, StatusCode};
 
 use crate::{
     body::Body,
@@ -84,12 +84,18 @@ impl<F> Closure<F> {
         S: Shape,
         F: Fn(&Context, S::Args) -> Result<S::Reply, Status>,
     {
+        let span = self.claim.span();
+        let _in_span = span.as_ref().map(|span| span.0.enter());
         let context = self.claim.context.clone().expect("a claim that was taken has a context");
         let _entered = Context::enter(&mut self.claim.context);
         let args = S::decode(self.codec, &mut self.body, None).map_err(|error| undecodable(&error))?;
         // Nothing needs it any more, and the service may take long.
         self.body = Body::InFrame(&[]);
-        let reply = (self.handler)(&context, args).map_err(finished)?;
+        let reply = (self.handler)(&context, args);
+        if let Some(span) = &span {
+            span.end(reply.as_ref().err().map_or(StatusCode::Ok, Status::code));
+        }
+        let reply = reply.map_err(finished)?;
         let mut body = Vec::new();
         S::encode(self.codec, &reply, &mut body).map_err(|error| encode_status(&error))?;
         Ok(body)

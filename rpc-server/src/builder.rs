@@ -1,13 +1,15 @@
 //! From settings and services to a server.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use rpc_codec::CodecId;
 use rpc_core::{ConnectionInfo, limit::Rate};
 
 use crate::{
     config::Config,
+    describe::{DescribeService, description},
     error::BuildError,
+    health::{HealthService, HealthState},
     limits::{Adaptive, MethodLimits, Tenants, WaitQueue},
     method::{Methods, Service, ServiceMethods},
     pipeline::Pipeline,
@@ -23,6 +25,8 @@ pub struct ServerBuilder {
     pub(crate) config: Config,
     methods: Methods,
     initializer: Option<Initializer>,
+    health: bool,
+    describe: bool,
 }
 
 impl Server {
@@ -314,6 +318,30 @@ impl ServerBuilder {
         self
     }
 
+    /// How long [`crate::BoundServer::serve_until`] goes on as before when its signal has come, while the
+    /// health says that it is draining: long enough for whoever watches the health, a balancer, to have
+    /// looked and to send new calls elsewhere. Default: none.
+    pub fn shutdown_notice(mut self, notice: Duration) -> Self {
+        self.config.shutdown_notice = notice;
+        self
+    }
+
+    /// Whether the server has the service `sluicegate.Health`, which tells how the server and each of its
+    /// services are; `HealthClient` asks it. Limits do not count its calls and do not turn them away: a
+    /// server that is full is not ill. Handlers of yours see them as they see others. Default: false.
+    pub fn health(mut self, health: bool) -> Self {
+        self.health = health;
+        self
+    }
+
+    /// Whether the server has the service `sluicegate.Describe`, which tells everybody who can call it its
+    /// services, methods, types and limits; `DescribeClient` asks it. Default: false, for it tells
+    /// attackers too.
+    pub fn describe(mut self, describe: bool) -> Self {
+        self.describe = describe;
+        self
+    }
+
     /// Runs every call in a task of its own. By default a call is polled in its connection's task,
     /// which is several times cheaper, and only methods that prove slow are moved. Default: false.
     pub fn spawn_calls(mut self, spawn: bool) -> Self {
@@ -321,16 +349,27 @@ impl ServerBuilder {
         self
     }
 
+    /// Whether each call runs in a span of `tracing`, and refusals are told as events: the handler `trace`,
+    /// a [`TraceHandler`](crate::handlers::TraceHandler), stands in front of all others. Default: false.
+    pub fn trace_calls(mut self, trace: bool) -> Self {
+        self.config.trace_calls = trace;
+        self
+    }
+
     /// The codecs that clients may use, besides the bytes of methods that no codec touches.
-    /// Default: all that this build knows.
+    /// A call in another one is refused before its body is looked at. One that this build does not have
+    /// makes [`Self::build`] fail. Default: all that this build has, which its features decide.
     pub fn codecs(mut self, codecs: impl IntoIterator<Item = CodecId>) -> Self {
-        self.config.codecs = codecs.into_iter().filter(|codec| codec.is_supported()).chain([CodecId::BYTES]).collect();
+        let codecs: Vec<_> = codecs.into_iter().chain([CodecId::BYTES]).collect();
+        let known = |codec: &&CodecId| **codec == CodecId::BYTES || codec.is_supported();
+        self.config.unsupported_codec = codecs.iter().find(|codec| !known(codec)).copied();
+        self.config.codecs = codecs.into_iter().collect();
         self
     }
 
     /// Changes the pipeline of each new connection, which has the default handlers already:
-    /// `deadline`, `priority`, `connection rate`, `tenant rate`, `global rate`, `concurrency` and `blocking`, those that
-    /// are configured; the last if there are blocking methods and `concurrency` does not know of them,
+    /// `trace`, `deadline`, `priority`, `connection rate`, `tenant rate`, `global rate`, `concurrency` and `blocking`,
+    /// those that are configured; the last if there are blocking methods and `concurrency` does not know of them,
     /// which it does as soon as there are limits of methods, pools, tenants or bytes, or a queue.
     pub fn pipeline(mut self, initializer: impl Fn(&mut Pipeline, &ConnectionInfo) + Send + Sync + 'static) -> Self {
         self.initializer = Some(Box::new(initializer));
@@ -342,8 +381,16 @@ impl ServerBuilder {
     /// # Errors
     ///
     /// A setting cannot be, two do not go together, or two methods have one id.
-    pub fn build(self) -> Result<Server, BuildError> {
-        Ok(Server::new(ServerCore::new(self.config, self.methods, self.initializer)?))
+    pub fn build(mut self) -> Result<Server, BuildError> {
+        let health = Arc::new(HealthState::new(self.methods.services()));
+        let description = self.describe.then(|| description(&self.config, &self.methods));
+        if self.health {
+            self = self.service(HealthService(Arc::clone(&health)));
+        }
+        if let Some(description) = description {
+            self = self.service(DescribeService(description));
+        }
+        Ok(Server::new(ServerCore::new(self.config, self.methods, self.initializer, health)?))
     }
 }
 

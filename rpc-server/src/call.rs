@@ -8,12 +8,13 @@ use std::{
 
 use rpc_codec::{CallKind, CodecId};
 use rpc_core::{
-    CallId, CallScope, ConnectionInfo, Context, Deadline, Metadata,
+    CallId, CallScope, ConnectionInfo, Context, Deadline, Extensions, Metadata,
     limit::{CallPermit, ConcurrencyPermit, HeldPermit, Ticks},
 };
 
 use crate::{
     clock::{self, Reading},
+    handlers::CallSpan,
     method::MethodInfo,
     stream::Seat,
 };
@@ -44,6 +45,8 @@ pub(crate) struct Opening {
     pub(crate) body_len: u32,
     pub(crate) kind: CallKind,
     pub(crate) metadata: Metadata,
+    /// What handlers put beside it.
+    pub(crate) extensions: Extensions,
     pub(crate) permit: CallPermit,
     /// If it has items, and items may have come already.
     pub(crate) stream: Option<Box<Seat>>,
@@ -116,6 +119,17 @@ impl Call<'_> {
         &self.opening.metadata
     }
 
+    /// What handlers before this one put beside the call.
+    pub fn extensions(&self) -> &Extensions {
+        &self.opening.extensions
+    }
+
+    /// Puts values beside the call, for handlers behind this one and for the service, which finds them
+    /// with [`Context::extension`]. They are dropped when the call has ended and nobody holds its context.
+    pub fn extensions_mut(&mut self) -> &mut Extensions {
+        &mut self.opening.extensions
+    }
+
     /// Gives the call a permit to carry until its response has been written.
     pub fn carry(&mut self, permit: ConcurrencyPermit) {
         self.opening.permit.push(permit);
@@ -126,7 +140,8 @@ impl Opening {
     /// Moves the call out; what is left behind has neither metadata nor permit nor stream.
     pub(crate) fn take(&mut self) -> Self {
         let (metadata, permit) = (mem::take(&mut self.metadata), mem::take(&mut self.permit));
-        Self { metadata, permit, stream: self.stream.take(), ..*self }
+        let extensions = mem::take(&mut self.extensions);
+        Self { metadata, permit, extensions, stream: self.stream.take(), ..*self }
     }
 }
 
@@ -141,6 +156,8 @@ pub(crate) struct Claim {
     permit: CallPermit,
     /// Whether a call has it.
     taken: bool,
+    /// Whether the context has what is dropped with the call.
+    extended: bool,
     /// Once there was a call, always there but inside a poll, during which it is the thread's
     /// current context.
     pub(crate) context: Option<Context>,
@@ -156,18 +173,22 @@ impl Claim {
         self.taken = true;
         let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
         let (priority, metadata) = (opening.priority, mem::take(&mut opening.metadata));
-        match &mut self.context {
+        let context = match &mut self.context {
             Some(context) => {
                 context.renew(id, received, deadline, priority, metadata);
                 context
             }
             none => {
-                let connection = Arc::clone(connection);
-                let clock = clock::now;
-                let scope = CallScope { id, connection, received, deadline, priority, metadata, clock };
+                let (connection, extensions, clock) = (Arc::clone(connection), Extensions::new(), clock::now);
+                let scope = CallScope { id, connection, received, deadline, priority, metadata, extensions, clock };
                 none.insert(Context::new(scope))
             }
+        };
+        self.extended = !opening.extensions.is_empty();
+        if self.extended {
+            context.set_extensions(mem::take(&mut opening.extensions));
         }
+        context
     }
 
     /// Whether a call has it.
@@ -178,11 +199,22 @@ impl Claim {
     /// Ends the service's part: what is left is the claim of the response on its way out.
     pub(crate) fn settle(&mut self) -> HeldPermit {
         self.taken = false;
+        if self.extended
+            && let Some(context) = &mut self.context
+        {
+            context.set_extensions(Extensions::new());
+        }
         let permit = mem::take(&mut self.permit);
         match &self.context {
             Some(context) => context.settle(permit),
             None => HeldPermit::from(permit),
         }
+    }
+
+    /// The span that the call runs in, if it has one. Not inside a poll.
+    #[inline]
+    pub(crate) fn span(&self) -> Option<CallSpan> {
+        if self.extended { self.context.as_ref()?.extension::<CallSpan>().cloned() } else { None }
     }
 
     pub(crate) fn cancel(&self) {
@@ -245,10 +277,11 @@ pub(crate) mod testing {
                 body_len: 0,
                 kind: CallKind::Unary,
                 metadata: Metadata::new(),
+                extensions: Extensions::new(),
                 permit: CallPermit::default(),
                 stream: None,
             };
-            let connection = ConnectionInfo { id: ConnectionId::new(1), peer: None };
+            let connection = ConnectionInfo::new(ConnectionId::new(1), None);
             Self { opening, method: MethodInfo::new("test.Service", "method", false, false), connection }
         }
     }

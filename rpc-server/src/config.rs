@@ -89,8 +89,13 @@ pub(crate) struct Config {
     pub(crate) write_high_water: usize,
     /// Running calls get this long to finish when the server is shut down.
     pub(crate) drain_grace: Duration,
+    /// None: only where somebody looks at the health does anybody need the time.
+    pub(crate) shutdown_notice: Duration,
     pub(crate) spawn_calls: bool,
+    pub(crate) trace_calls: bool,
     pub(crate) codecs: CodecSet,
+    /// One that was asked for and that this build does not have.
+    pub(crate) unsupported_codec: Option<CodecId>,
 }
 
 impl Default for Config {
@@ -133,8 +138,11 @@ impl Default for Config {
             write_timeout: Duration::from_secs(30),
             write_high_water: 256 * 1024,
             drain_grace: Duration::from_secs(30),
+            shutdown_notice: Duration::ZERO,
             spawn_calls: false,
+            trace_calls: false,
             codecs: CodecId::supported().iter().copied().chain([CodecId::BYTES]).collect(),
+            unsupported_codec: None,
         }
     }
 }
@@ -165,6 +173,9 @@ impl Config {
             if value == Some(Duration::ZERO) {
                 return Err(BuildError::Zero { setting });
             }
+        }
+        if let Some(codec) = self.unsupported_codec {
+            return Err(BuildError::UnsupportedCodec { codec });
         }
         let least_frame = u64::from(MIN_MAX_FRAME);
         if u64::from(self.max_frame) < least_frame {

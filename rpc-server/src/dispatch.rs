@@ -52,7 +52,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             methods.resize_with(server.methods.len(), || None);
         }
         let place = methods[method as usize].get_or_insert_with(|| make(method, ready));
-        if server.config.spawn_calls || registered.info.is_spawned() {
+        if (server.config.spawn_calls && !registered.info.is_exempt()) || registered.info.is_spawned() {
             let mark = server.config.write_high_water;
             let prospects = self.prospects.get_or_insert_with(|| Prospects::new(ready, mark));
             match place.spawn(starting, prospects.count(registered.info.usual_reply())) {

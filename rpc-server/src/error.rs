@@ -2,6 +2,7 @@
 
 use std::io;
 
+use rpc_codec::CodecId;
 use rpc_core::limit::{ConcurrencyError, RateError};
 
 /// A server cannot be built as it was configured.
@@ -57,6 +58,19 @@ pub enum BuildError {
     NameTaken {
         /// The name.
         name: &'static str,
+    },
+    /// A method that blocks was put within a layer, which can only be around a future.
+    #[cfg(feature = "tower")]
+    #[error("the method {method} blocks, so it cannot be within a layer; write it as `async fn`, or use a handler")]
+    LayeredBlocking {
+        /// The path of the method.
+        method: String,
+    },
+    /// A codec that clients were to be offered is not in this build.
+    #[error("this build has no {codec}: the codecs but bincode are features of the crate sluicegate")]
+    UnsupportedCodec {
+        /// Which.
+        codec: CodecId,
     },
     /// A setting must not be zero.
     #[error("{setting} must not be zero")]

@@ -132,12 +132,14 @@ impl Wait {
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Learns from a call that was let through at `began`, and has succeeded now. One with items takes as
-    /// long as its peer likes, which tells nothing of the next.
+    /// long as its peer likes, which tells nothing of the next; and one that is exempt counts in no limit.
     #[inline]
     pub(crate) fn learn(&self, method: u32, began: Instant, succeeded: bool) {
         if let Some(feedback) = &self.server.feedback
             && succeeded
-            && self.server.methods.get(method).info.kind() == CallKind::Unary
+            && let info = &self.server.methods.get(method).info
+            && info.kind() == CallKind::Unary
+            && !info.is_exempt()
         {
             feedback.succeeded(method, began);
         }

@@ -10,7 +10,7 @@ use std::{
 
 use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, RequestFrame, encode_pong};
 use rpc_core::{
-    CallId, Deadline, Executed, Refusal, RefusalReason, Status,
+    CallId, Deadline, Executed, Extensions, Refusal, RefusalReason, Status,
     limit::{CallPermit, HeldPermit},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -152,6 +152,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             body_len: request.body_len,
             kind: request.kind,
             metadata,
+            extensions: Extensions::new(),
             permit,
             stream: None,
         };
@@ -189,7 +190,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         // A task that was cancelled and has not ended is no call any more, but still costs what it holds.
         let pending = self.in_flight.len().max(self.tasks.len()) as u64;
         let max = self.server.limits.max_pending();
-        if pending >= max {
+        if pending >= max && !self.server.methods.get(method).info.is_exempt() {
             // Holds even if the user's pipeline has no limit: parked calls cost memory.
             return Err(Refusal::new(RefusalReason::ConcurrencyLimit)
                 .with_limit(CONNECTION, max, pending)

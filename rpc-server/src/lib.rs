@@ -28,12 +28,14 @@ mod clock;
 mod config;
 mod connection;
 mod cut;
+mod describe;
 mod dispatch;
 mod ending;
 mod error;
 mod feedback;
 mod gauges;
 pub mod handlers;
+mod health;
 mod in_flight;
 mod inbound;
 mod inlet;
@@ -62,7 +64,11 @@ mod stream_schedules;
 mod streaming;
 mod sync;
 mod timer;
+#[cfg(feature = "tower")]
+pub mod tower;
 mod unary;
+#[cfg(unix)]
+mod unix;
 mod uploads;
 mod writer;
 
@@ -81,3 +87,5 @@ pub use peer::{Holder, HolderState};
 pub use pipeline::{Answer, CallInfo, Decision, Handler, Interest, Outbound, Pipeline};
 pub use rpc_codec::{CallKind, Coded, DecodeItem, EncodeItem, Plain};
 pub use server::{BoundServer, CutCall, Drained, Server, ServerHandle, SetRateError};
+#[cfg(unix)]
+pub use unix::{BoundUnixServer, UnixPeer};

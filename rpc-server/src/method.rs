@@ -38,11 +38,20 @@ pub struct ServiceMethods<'a> {
     service: String,
     methods: &'a mut Methods,
     limits: MethodLimits,
+    /// What puts methods within layers.
+    #[cfg(feature = "tower")]
+    pub(crate) wrap: Option<crate::tower::Wrap>,
 }
 
 impl<'a> ServiceMethods<'a> {
     pub(crate) fn new(service: String, methods: &'a mut Methods) -> Self {
-        Self { service, methods, limits: MethodLimits::new() }
+        Self {
+            service,
+            methods,
+            limits: MethodLimits::new(),
+            #[cfg(feature = "tower")]
+            wrap: None,
+        }
     }
 }
 
@@ -101,16 +110,30 @@ impl ServiceMethods<'_> {
         S: Shape,
         F: Fn(&Context, S::Args) -> Result<S::Reply, Status> + Clone + Send + Sync + 'static,
     {
+        #[cfg(feature = "tower")]
+        if self.wrap.is_some() {
+            self.methods.not_layered.get_or_insert_with(|| format!("{}/{name}", self.service));
+        }
         let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, false).blocking();
         let run = Run::Blocking(Box::new(Blocking::<S, F>::new(handler)));
-        self.methods.add(self.method(info, run, options));
-    }
-
-    fn method(&self, info: MethodInfo, run: Run, options: MethodOptions) -> Method {
-        Method { info: Arc::new(info), run, limits: options.limits(), service_limits: self.limits.clone() }
+        self.add_method(info, run, options);
     }
 
     pub(crate) fn add<S, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
+    where
+        S: Shape,
+        F: Fn(&Context, S::Args) -> Fut + Clone + Send + Sync + 'static,
+        Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
+    {
+        #[cfg(feature = "tower")]
+        if let Some(wrap) = self.wrap.clone() {
+            let layers = wrap(crate::tower::Next::method::<S, F, Fut>(handler));
+            return self.add_layered::<S>(name, options, layers);
+        }
+        self.add_polled::<S, F, Fut>(name, options, handler);
+    }
+
+    fn add_polled<S, F, Fut>(&mut self, name: &str, options: MethodOptions, handler: F)
     where
         S: Shape,
         F: Fn(&Context, S::Args) -> Fut + Clone + Send + Sync + 'static,
@@ -120,7 +143,29 @@ impl ServiceMethods<'_> {
             Box::new(Unary::<S, F, Fut>::new(handler.clone(), index, Arc::clone(ready)))
         };
         let info = MethodInfo::new(&self.service, name, S::UNTOUCHED, options.spawn).of_kind(S::KIND);
-        self.methods.add(self.method(info, Run::Polled(Box::new(make)), options));
+        self.add_method(info, Run::Polled(Box::new(make)), options);
+    }
+
+    /// Adds a method that is answered by way of its layers.
+    #[cfg(feature = "tower")]
+    fn add_layered<S: Shape>(&mut self, name: &str, options: MethodOptions, layers: crate::tower::Next) {
+        use crate::tower::{InLayers, Request};
+
+        let path: Arc<str> = format!("{}/{name}", self.service).into();
+        let handler = move |context: &Context, (codec, body, items)| {
+            layers.answer(Request { context: context.clone(), method: Arc::clone(&path), codec, body, items })
+        };
+        self.add_polled::<InLayers<S>, _, _>(name, options, handler);
+    }
+
+    fn add_method(&mut self, info: MethodInfo, run: Run, options: MethodOptions) {
+        let info = Arc::new(info.described(options));
+        let (limits, service_limits) = (options.limits(), self.limits.clone());
+        self.methods.add(Method { info, run, limits, service_limits });
+        for alias in options.aliases {
+            let path = if alias.contains('/') { (*alias).to_owned() } else { format!("{}/{alias}", self.service) };
+            self.methods.add_alias(path);
+        }
     }
 }
 
@@ -130,7 +175,7 @@ impl fmt::Debug for ServiceMethods<'_> {
     }
 }
 
-/// How calls of one method are run.
+/// How calls of one method are run, what else it is called, and how it is described.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct MethodOptions {
@@ -142,9 +187,73 @@ pub struct MethodOptions {
     pub weight: Option<u32>,
     /// The pool in which calls count, see [`MethodLimits::pool`].
     pub pool: Option<&'static str>,
+    exempt: bool,
+    aliases: &'static [&'static str],
+    signature: Option<Signature>,
+    items: ItemTypes,
+}
+
+/// The types of items from the client and from the server as people write them; empty if nobody told.
+type ItemTypes = (&'static str, &'static str);
+
+/// A method as people write it.
+#[derive(Clone, Copy, Debug)]
+struct Signature {
+    arguments: &'static [(&'static str, &'static str)],
+    returns: &'static str,
 }
 
 impl MethodOptions {
+    /// A method that is run as all are, and has one name.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            spawn: false,
+            max_concurrent_calls: None,
+            weight: None,
+            pool: None,
+            exempt: false,
+            aliases: &[],
+            signature: None,
+            items: ("", ""),
+        }
+    }
+
+    /// Further names on the wire by which the method is called: each a name of its service, or a whole
+    /// path, `package.Service/method`. Handlers and figures see the method itself, whichever name a
+    /// caller used; `#[rpc(alias = "..")]`.
+    #[must_use]
+    pub const fn aliases(mut self, aliases: &'static [&'static str]) -> Self {
+        self.aliases = aliases;
+        self
+    }
+
+    /// The names and types of its arguments, and the type it returns, as a description of the server
+    /// tells them. They are for people, and nothing is checked against them.
+    #[must_use]
+    pub const fn signature(
+        mut self,
+        arguments: &'static [(&'static str, &'static str)],
+        returns: &'static str,
+    ) -> Self {
+        self.signature = Some(Signature { arguments, returns });
+        self
+    }
+
+    /// The types of its items from the client and from the server, each empty if there are none that way; for
+    /// descriptions, as [`Self::signature`].
+    #[must_use]
+    pub const fn items(mut self, from_client: &'static str, from_server: &'static str) -> Self {
+        self.items = (from_client, from_server);
+        self
+    }
+
+    /// No limit of load turns its calls away. For what is ready at once and asked seldom.
+    pub(crate) const fn exempt(mut self) -> Self {
+        self.exempt = true;
+        self
+    }
+
     /// Whether every call runs in a task of its own; `#[rpc(spawn)]`.
     #[must_use]
     pub const fn spawn(mut self, spawn: bool) -> Self {
@@ -189,9 +298,12 @@ pub struct MethodInfo {
     kind: CallKind,
     index: u32,
     weight: u32,
+    exempt: bool,
     spawn: AtomicBool,
     slow_polls: AtomicU32,
     usual_reply: AtomicUsize,
+    signature: Option<Signature>,
+    items: ItemTypes,
 }
 
 impl MethodInfo {
@@ -204,10 +316,17 @@ impl MethodInfo {
             kind: CallKind::Unary,
             index: 0,
             weight: 1,
+            exempt: false,
             spawn: AtomicBool::new(spawn),
             slow_polls: AtomicU32::new(0),
             usual_reply: AtomicUsize::new(0),
+            signature: None,
+            items: ("", ""),
         }
+    }
+
+    fn described(self, options: MethodOptions) -> Self {
+        Self { signature: options.signature, items: options.items, exempt: options.exempt, ..self }
     }
 
     /// The method as one that blocks, which never runs in its connection's task.
@@ -229,6 +348,22 @@ impl MethodInfo {
         &self.path
     }
 
+    /// The names and types of the arguments as people write them, if they were told.
+    pub fn arguments(&self) -> Option<&'static [(&'static str, &'static str)]> {
+        self.signature.map(|signature| signature.arguments)
+    }
+
+    /// The type that is returned as people write it, if it was told.
+    pub fn returns(&self) -> Option<&'static str> {
+        self.signature.map(|signature| signature.returns)
+    }
+
+    /// The types of items from the client and from the server as people write them; empty if there are none
+    /// that way, or nobody told.
+    pub fn items(&self) -> (&'static str, &'static str) {
+        self.items
+    }
+
     /// Whether the method takes and returns bytes that no codec touches.
     pub fn is_untouched(&self) -> bool {
         self.untouched
@@ -237,6 +372,11 @@ impl MethodInfo {
     /// Which ways items of its calls go.
     pub fn kind(&self) -> CallKind {
         self.kind
+    }
+
+    /// Whether no limit of load turns its calls away, as with those of the built-in health service.
+    pub fn is_exempt(&self) -> bool {
+        self.exempt
     }
 
     /// Whether calls block the thread they run on, and so run on tokio's blocking pool.
@@ -321,7 +461,12 @@ pub(crate) type MakeMethod = Box<dyn Fn(u32, &Arc<Ready>) -> Box<dyn ConnMethod>
 pub(crate) struct Methods {
     methods: Vec<Method>,
     by_id: HashMap<MethodId, u32, BuildHasherDefault<IdHasher>>,
+    /// Further paths of methods.
+    aliases: Vec<(String, u32)>,
     collision: Option<(String, String)>,
+    /// A method that blocks and was to be layered.
+    #[cfg(feature = "tower")]
+    not_layered: Option<String>,
 }
 
 impl Methods {
@@ -345,12 +490,35 @@ impl Methods {
         self.methods.iter_mut()
     }
 
+    /// The names of all services, each once and in order.
+    pub(crate) fn services(&self) -> Vec<String> {
+        let mut services: Vec<String> = Vec::new();
+        for method in self.iter() {
+            let path = method.info.path();
+            let service = path.rsplit_once('/').map_or("", |(service, _)| service);
+            if services.last().is_none_or(|last| last != service) && !services.iter().any(|known| known == service) {
+                services.push(service.to_owned());
+            }
+        }
+        services
+    }
+
+    /// The further paths of a method.
+    pub(crate) fn aliases_of(&self, method: &MethodInfo) -> impl Iterator<Item = &str> {
+        let of_method = move |index: u32| self.get(index).info.id == method.id;
+        self.aliases.iter().filter(move |(_, index)| of_method(*index)).map(|(path, _)| &**path)
+    }
+
     pub(crate) fn any_blocking(&self) -> bool {
         self.methods.iter().any(|method| method.info.is_blocking())
     }
 
     /// Whether every method has an id of its own.
     pub(crate) fn check(&self) -> Result<(), BuildError> {
+        #[cfg(feature = "tower")]
+        if let Some(method) = &self.not_layered {
+            return Err(BuildError::LayeredBlocking { method: method.clone() });
+        }
         match &self.collision {
             None => Ok(()),
             Some((first, second)) => Err(BuildError::MethodCollision { first: first.clone(), second: second.clone() }),
@@ -360,11 +528,28 @@ impl Methods {
     fn add(&mut self, mut method: Method) {
         let index = self.methods.len() as u32;
         Arc::get_mut(&mut method.info).expect("nobody has seen it yet").index = index;
-        if let Some(other) = self.by_id.insert(method.info.id, index) {
-            let first = self.methods[other as usize].info.path.clone();
-            self.collision.get_or_insert((first, method.info.path.clone()));
-        }
+        self.name(method.info.id, &method.info.path, index);
         self.methods.push(method);
+    }
+
+    /// Another path of the method that was added last.
+    fn add_alias(&mut self, path: String) {
+        self.name(MethodId::of_path(&path), &path, self.methods.len() as u32 - 1);
+        self.aliases.push((path, self.methods.len() as u32 - 1));
+    }
+
+    fn name(&mut self, id: MethodId, path: &str, index: u32) {
+        if let Some(other) = self.by_id.insert(id, index) {
+            let known = self.paths().find(|(known, _)| MethodId::of_path(known) == id);
+            let first = known.map_or_else(|| format!("number {other}"), |(known, _)| known.to_owned());
+            self.collision.get_or_insert((first, path.to_owned()));
+        }
+    }
+
+    /// Every path and the method it names, aliases last.
+    fn paths(&self) -> impl Iterator<Item = (&str, u32)> {
+        let own = self.methods.iter().zip(0..).map(|(method, index)| (&*method.info.path, index));
+        own.chain(self.aliases.iter().map(|(path, index)| (&**path, *index)))
     }
 }
 
@@ -423,6 +608,23 @@ mod tests {
     fn two_methods_of_one_id_are_refused_by_name() {
         let error = register("a.B", &["one", "one"]).check().unwrap_err();
         assert_eq!(error.to_string(), "the methods a.B/one and a.B/one have the same id");
+    }
+
+    #[test]
+    fn a_method_is_found_by_its_aliases_too() {
+        let mut methods = Methods::default();
+        let mut registry = ServiceMethods::new("a.B".to_owned(), &mut methods);
+        let options = MethodOptions::new().aliases(&["uno", "old.B/one"]);
+        registry.unary("one", options, |_: &Context, (): ()| async { Ok(()) });
+        for path in ["a.B/one", "a.B/uno", "old.B/one"] {
+            let found = methods.find(MethodId::of_path(path)).unwrap();
+            assert_eq!(methods.get(found).info.path(), "a.B/one");
+        }
+        assert!(methods.check().is_ok());
+        let mut registry = ServiceMethods::new("old.B".to_owned(), &mut methods);
+        registry.unary("one", MethodOptions::new(), |_: &Context, (): ()| async { Ok(()) });
+        let error = methods.check().unwrap_err();
+        assert_eq!(error.to_string(), "the methods old.B/one and old.B/one have the same id");
     }
 
     #[test]

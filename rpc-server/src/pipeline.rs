@@ -43,6 +43,15 @@ pub trait Handler: Send {
         Interest::ALL
     }
 
+    /// Whether it limits load; asked once, when it is added. Such a handler does not see calls that are
+    /// exempt from limits, which are those of the built-in health service. Not by default.
+    fn limits_load() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
     /// The connection's handshake is done.
     fn connected(&mut self, connection: &ConnectionInfo) {
         let _ = connection;
@@ -216,6 +225,7 @@ pub struct Pipeline {
 struct Named {
     name: &'static str,
     interest: Interest,
+    limits_load: bool,
     handler: Box<dyn Handler>,
 }
 
@@ -274,7 +284,11 @@ impl Pipeline {
     /// Passes `call` through the handlers from position `from` on. The first that does not let it
     /// pass stops it: its position, and its decision.
     pub fn inbound(&mut self, from: usize, call: &mut Call<'_>) -> Option<(usize, Decision)> {
+        let exempt = call.method().is_exempt();
         for (at, named) in self.handlers.iter_mut().enumerate().skip(from) {
+            if exempt && named.limits_load {
+                continue;
+            }
             match named.handler.inbound(call) {
                 Decision::Pass => {}
                 decision => return Some((at, decision)),
@@ -345,7 +359,7 @@ impl Pipeline {
         assert!(!self.names().any(|known| known == name), "the pipeline has a handler named {name}");
         let interest = H::interest();
         self.interest = Some(self.interest.map_or(interest, |known| known.or(interest)));
-        self.handlers.insert(at, Named { name, interest, handler: Box::new(handler) });
+        self.handlers.insert(at, Named { name, interest, limits_load: H::limits_load(), handler: Box::new(handler) });
         self
     }
 

@@ -12,15 +12,15 @@ use std::{
 
 use dashmap::DashMap;
 use futures::future::{Either, select};
-use rpc_codec::{GoAwayReason, Hello};
+use rpc_codec::{GoAwayReason, Hello, builtin::Health};
 use rpc_core::{
-    CallId, ConnectionId, ConnectionInfo,
+    CallId, ConnectionId, ConnectionInfo, Extensions,
     limit::{ConcurrencyError, ConcurrencyLimit, ConcurrencyPermit, Rate, RateError, RateLimit},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, ToSocketAddrs},
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -34,8 +34,9 @@ use crate::{
     gauges::{CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Share, Snapshot},
     handlers::{
         BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, PriorityHandler, RateHandler,
-        TenantRateHandler,
+        TenantRateHandler, TraceHandler,
     },
+    health::HealthState,
     limits::Limits,
     live::LiveLimits,
     method::Methods,
@@ -87,9 +88,9 @@ impl Server {
     /// Dropping the future closes the listener. Connections go on until the runtime ends.
     pub async fn serve_with<L: Listener>(&self, mut listener: L) -> Drained {
         let core = &self.core;
-        let mut serve = |transport, peer| {
+        let mut serve = |transport, peer, known| {
             let serving = Arc::clone(core);
-            core.tracker.spawn(async move { serving.serve(transport, peer).await });
+            core.tracker.spawn(async move { serving.serve(transport, peer, known).await });
         };
         let errors = &core.gauges.accept_errors;
         core.leaving.run_until_cancelled(accept_all(&mut listener, errors, &mut serve)).await;
@@ -113,8 +114,21 @@ impl Server {
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
+        self.serve_connection_with(transport, peer, Extensions::new()).await;
+    }
+
+    /// As [`Server::serve_connection`], with what is known of the connection already, such as whom TLS
+    /// found at the other end: handlers and services find it with [`ConnectionInfo::get`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Server::serve_connection`].
+    pub async fn serve_connection_with<T>(&self, transport: T, peer: Option<SocketAddr>, known: Extensions)
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
         let _token = self.core.tracker.token();
-        self.core.serve(transport, peer).await;
+        self.core.serve(transport, peer, known).await;
     }
 
     /// A handle to watch and to stop the server.
@@ -152,16 +166,34 @@ impl BoundServer {
         self.server.serve_with(self.listener).await
     }
 
-    /// As [`BoundServer::serve`], but shuts down when `signal` is ready, too.
+    /// As [`BoundServer::serve`], but shuts down when `signal` is ready, too, after the notice that
+    /// [`shutdown_notice`](crate::ServerBuilder::shutdown_notice) gives.
     pub async fn serve_until(self, signal: impl Future<Output = ()>) -> Drained {
         let handle = self.handle();
-        let serve = std::pin::pin!(self.serve());
-        match select(serve, std::pin::pin!(signal)).await {
-            Either::Left((drained, _)) => drained,
-            Either::Right(((), serve)) => {
-                handle.shutdown();
-                serve.await
-            }
+        serve_until(&handle, self.serve(), signal).await
+    }
+}
+
+/// Serves until `signal` is ready, and then for the time of the notice.
+pub(crate) async fn serve_until(
+    handle: &ServerHandle,
+    serve: impl Future<Output = Drained>,
+    signal: impl Future<Output = ()>,
+) -> Drained {
+    let signal = async {
+        signal.await;
+        let notice = handle.core.config.shutdown_notice;
+        if !notice.is_zero() {
+            handle.announce_shutdown();
+            sleep(notice).await;
+        }
+    };
+    let serve = std::pin::pin!(serve);
+    match select(serve, std::pin::pin!(signal)).await {
+        Either::Left((drained, _)) => drained,
+        Either::Right(((), serve)) => {
+            handle.shutdown();
+            serve.await
         }
     }
 }
@@ -177,6 +209,24 @@ impl ServerHandle {
     /// harmless.
     pub fn shutdown(&self) {
         self.core.begin_drain();
+    }
+
+    /// From now on the health says [`Health::Draining`], and all goes on as before. It comes some time
+    /// before [`Self::shutdown`], so that nobody finds the server gone who could have known.
+    pub fn announce_shutdown(&self) {
+        self.core.health.leave();
+    }
+
+    /// How the service of this name is, and the server, if it is empty: the worst that is known of either.
+    /// `None`, if there is no such service. A server that is shut down is draining.
+    pub fn health(&self, service: &str) -> Option<Health> {
+        self.core.health.of(service)
+    }
+
+    /// Sets how the service of this name is, or the whole server, if it is empty; `false`, if there is no
+    /// such service. It is only told: calls are served or refused as before.
+    pub fn set_health(&self, service: &str, health: Health) -> bool {
+        self.core.health.set(service, health)
     }
 
     /// Shuts down without a grace period: what runs is cut off now. Whoever waits for the shutdown is
@@ -300,6 +350,7 @@ pub(crate) struct ServerCore {
     pub(crate) limits: Arc<Limits>,
     pub(crate) feedback: SharedFeedback,
     pub(crate) gauges: Gauges,
+    health: Arc<HealthState>,
     global_rate: Option<Arc<RateLimit>>,
     /// Of connections to come.
     connection_rate: Mutex<Option<Rate>>,
@@ -320,6 +371,7 @@ impl ServerCore {
         config: Config,
         mut methods: Methods,
         initializer: Option<Initializer>,
+        health: Arc<HealthState>,
     ) -> Result<Self, BuildError> {
         config.check()?;
         methods.check()?;
@@ -341,6 +393,7 @@ impl ServerCore {
             connection_rate: Mutex::new(config.rate_per_connection),
             global_rate: rate(GLOBAL_RATE, config.rate)?.map(Arc::new),
             gauges: Gauges::new(Arc::clone(&limits), connections, bodies),
+            health,
             limits,
             feedback,
             methods,
@@ -370,6 +423,9 @@ impl ServerCore {
 
     /// The default pipeline: cheapest first, narrow to wide. Then the user's changes to it.
     pub(crate) fn build_pipeline(&self, pipeline: &mut Pipeline, connection: &ConnectionInfo, peer: &Peer) {
+        if self.config.trace_calls {
+            pipeline.add_last("trace", TraceHandler::new());
+        }
         pipeline.add_last("deadline", DeadlineHandler::with(self.feedback.clone()));
         if let Some(gate) = self.limits.priority() {
             pipeline.add_last("priority", PriorityHandler::new(Arc::clone(gate)));
@@ -434,24 +490,31 @@ impl ServerCore {
     }
 
     /// Serves a transport as one of our connections, or tells it that there are too many.
-    async fn serve<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>)
+    async fn serve<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>, known: Extensions)
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
         match self.gauges.connections.try_acquire() {
-            Ok(permit) => self.run(transport, peer, permit).await,
+            Ok(permit) => self.run(transport, peer, known, permit).await,
             Err(_) => self.turn_away(transport, peer).await,
         }
     }
 
-    async fn run<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>, permit: ConcurrencyPermit)
-    where
+    async fn run<T>(
+        self: &Arc<Self>,
+        transport: T,
+        peer: Option<SocketAddr>,
+        extensions: Extensions,
+        permit: ConcurrencyPermit,
+    ) where
         T: AsyncRead + AsyncWrite + Unpin,
     {
         let id = ConnectionId::new(self.next_connection.fetch_add(1, Ordering::Relaxed));
         let known = Arc::new(Peer::default());
         let registered = Registered::new(self, id, &known);
-        Connection::new(transport, Arc::clone(self), ConnectionInfo { id, peer }, known).run().await;
+        let info = ConnectionInfo::new(id, peer);
+        info.set_extensions(extensions);
+        Connection::new(transport, Arc::clone(self), info, known).run().await;
         drop(registered);
         drop(permit);
     }
@@ -463,12 +526,14 @@ impl ServerCore {
     {
         let Ok(_permit) = self.turned_away.try_acquire() else { return };
         let id = ConnectionId::new(self.next_connection.fetch_add(1, Ordering::Relaxed));
-        let mut connection = Connection::new(transport, Arc::clone(self), ConnectionInfo { id, peer }, Arc::default());
+        let info = ConnectionInfo::new(id, peer);
+        let mut connection = Connection::new(transport, Arc::clone(self), info, Arc::default());
         connection.turn_away(GoAwayReason::TooManyConnections, "the server has as many connections as it takes");
         connection.run().await;
     }
 
     fn enter_phase(&self, phase: Phase) {
+        self.health.leave();
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
         let mut connections: Vec<_> = self.connections.iter().map(|entry| (*entry.key(), Arc::clone(&entry))).collect();
         // In an order that does not depend on a hash, so that a simulation repeats itself.

@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use rpc_codec::{CallKind, CodecId, EncodeError, OpenMessage, PayloadError, SendBounds};
-use rpc_core::{CallId, ConnectionInfo, Context, Executed, Metadata, Status, limit::HeldPermit};
+use rpc_core::{CallId, ConnectionInfo, Context, Executed, Metadata, Status, StatusCode, limit::HeldPermit};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -108,6 +108,9 @@ pub(crate) trait Shape: Send + 'static {
     const UNTOUCHED: bool;
     /// Which ways items go.
     const KIND: CallKind = CallKind::Unary;
+    /// Whether an error of the service knows whether it was executed. Usually it is the service's own
+    /// answer, wherever it got it from.
+    const SAYS_EXECUTED: bool = false;
 
     /// The arguments; with the ends of `stream` if calls have items.
     fn decode(codec: CodecId, body: &mut Body<'_>, stream: Option<&Arc<Stream>>) -> Result<Self::Args, PayloadError>;
@@ -221,12 +224,18 @@ impl<Fut: Future> Slot<Fut> {
             return Poll::Ready(Err(Status::internal("the call has no future")));
         };
         self.slot_waker.unlist();
+        let span = self.claim.span();
+        let in_span = span.as_ref().map(|span| span.0.enter());
         let entered = Context::enter(&mut self.claim.context);
         let polled = future.poll(&mut TaskContext::from_waker(&self.waker));
         drop(entered);
+        drop(in_span);
+        if let (Some(span), Poll::Ready(reply)) = (&span, &polled) {
+            span.end(reply.as_ref().err().map_or(StatusCode::Ok, Status::code));
+        }
         let outcome = match polled {
             Poll::Pending => return Poll::Pending,
-            Poll::Ready(Err(status)) => Err(finished(status)),
+            Poll::Ready(Err(status)) => Err(ended::<S>(status)),
             Poll::Ready(Ok(reply)) => encode::<S>(self.codec, &reply, out),
         };
         self.future.as_mut().set(None);
@@ -369,14 +378,19 @@ where
     Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
 {
     let run = std::future::poll_fn(|cx| {
+        let span = tenancy.claim.span();
+        let _in_span = span.as_ref().map(|span| span.0.enter());
         let _entered = Context::enter(&mut tenancy.claim.context);
         let Some(future) = tenancy.future.as_mut().as_pin_mut() else { return Poll::Pending };
         let Poll::Ready(reply) = future.poll(cx) else {
             tenancy.prospect = None;
             return Poll::Pending;
         };
+        if let Some(span) = &span {
+            span.end(reply.as_ref().err().map_or(StatusCode::Ok, Status::code));
+        }
         tenancy.future.as_mut().set(None);
-        Poll::Ready(reply.map_err(finished).and_then(|reply| {
+        Poll::Ready(reply.map_err(ended::<S>).and_then(|reply| {
             let mut body = Vec::new();
             S::encode(tenancy.codec, &reply, &mut body).map_err(|error| encode_status(&error))?;
             Ok(body)
@@ -391,6 +405,10 @@ where
         }
     };
     TaskEnd { parked, id, body, permit: tenancy.claim.settle(), panicked, _prospect: tenancy.prospect.take() }
+}
+
+fn ended<S: Shape>(status: Status) -> Status {
+    if S::SAYS_EXECUTED { status } else { finished(status) }
 }
 
 /// A status that a service returns says that it ran, even if it got the status from elsewhere, where

@@ -35,7 +35,7 @@ async fn an_unknown_method_is_unimplemented() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unsupported_codec_costs_its_call_and_is_named() {
-    for codec in [CodecId::POSTCARD, CodecId::PROTOBUF, CodecId::from_wire(77)] {
+    for codec in [CodecId::PROTOBUF, CodecId::from_wire(6), CodecId::from_wire(77)] {
         let request = Req::new(1, method::ECHO, ("hi",)).head(|head| head.codec = codec).bytes();
         let figures = [("codec", &*codec.to_wire().to_string())];
         refused(&Harness::new(), &request, StatusCode::Unimplemented, "UNSUPPORTED_CODEC", &figures).await;

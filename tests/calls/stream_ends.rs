@@ -366,13 +366,14 @@ async fn a_call_of_another_kind_costs_that_call() {
     let named = crate::support::feed::named;
     let error = client.call::<_, u64>(named("count"), (3_u64,)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (StatusCode::Unimplemented, Executed::Never));
-    assert_eq!(error.to_string(), "unimplemented: the method is a server stream");
+    assert_eq!(error.to_string(), "unimplemented: the method is a server stream (never executed)");
     let mut items = client.server_stream::<_, u64, sluicegate::client::Coded>(named("hello"), ("you",));
-    assert_eq!(items.message().await.unwrap_err().to_string(), "unimplemented: the method is unary");
+    assert_eq!(items.message().await.unwrap_err().to_string(), "unimplemented: the method is unary (never executed)");
     let chat =
         client.both_ways::<_, u64, u64, sluicegate::client::Coded, sluicegate::client::Coded>(named("sum"), (3_u64,));
     let mut chat = chat.send_all(stream::iter(0..2_000));
-    assert_eq!(chat.next().await.unwrap().unwrap_err().to_string(), "unimplemented: the method is a client stream");
+    let error = chat.next().await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "unimplemented: the method is a client stream (never executed)");
     drop((items, chat));
     assert_back(&server, client, feed).await;
 }

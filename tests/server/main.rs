@@ -13,6 +13,7 @@ mod drain_backlog;
 mod floods;
 mod handler_panics;
 mod handlers;
+mod health;
 mod hesitation;
 mod io_faults;
 mod keepalive;
@@ -21,3 +22,5 @@ mod metrics;
 mod protocol;
 mod stream_states;
 mod timeouts;
+#[cfg(unix)]
+mod unix;

@@ -13,6 +13,7 @@ pub(crate) mod scripted;
 pub(crate) mod shims;
 pub(crate) mod sockets;
 pub(crate) mod states;
+pub(crate) mod traces;
 
 pub(crate) use harness::{Harness, assert_idle, assert_idle_soon, no_call_runs, within};
 pub(crate) use probe::{Probe, method};

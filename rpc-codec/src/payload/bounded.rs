@@ -32,7 +32,7 @@ use super::PayloadError;
 /// How many levels of nesting encoding and decoding follow.
 ///
 /// Enough for any tree that people draw. In a debug build this many levels of small types take up to
-/// 300 KiB of stack, so they fit a 512 KiB one.
+/// 300 KiB of stack, so they fit a 512 KiB one; in MessagePack up to 600 KiB.
 pub const MAX_DEPTH: usize = 128;
 
 /// How many elements that take no bytes a body may have on top.
@@ -69,7 +69,7 @@ impl Budget {
     /// Pays for `claimed` elements and returns for how many of them memory may be reserved.
     #[inline]
     fn pay<E: serde::de::Error>(&mut self, claimed: usize, each: usize) -> Result<usize, E> {
-        let reservable = self.elements.saturating_sub(SLACK) / each;
+        let reservable = self.reservable() / each;
         match self.elements.checked_sub(claimed.saturating_mul(each)) {
             Some(left) => {
                 self.elements = left;
@@ -77,6 +77,12 @@ impl Budget {
             }
             None => Err(self.too_many(claimed, each)),
         }
+    }
+
+    /// For how many elements of a byte memory may still be reserved.
+    #[inline]
+    fn reservable(&self) -> usize {
+        self.elements.saturating_sub(SLACK)
     }
 
     /// The levels left below one more level.

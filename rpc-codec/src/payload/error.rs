@@ -72,7 +72,7 @@ pub enum PayloadError {
     /// this.
     #[error(
         "{codec} cannot decode this type because its bodies do not describe themselves: \
-         remove serde's flatten, untagged and tag attributes, or use json for it"
+         remove serde's flatten, untagged and tag attributes, or use json or messagepack for it"
     )]
     NotSelfDescribing {
         /// The codec of the body.
@@ -84,7 +84,7 @@ pub enum PayloadError {
     /// serde's `flatten` turns a struct into such a map.
     #[error(
         "{codec} needs the length of a sequence or map before its elements: \
-         remove serde's flatten attribute, collect the elements first, or use json for it"
+         remove serde's flatten attribute, collect the elements first, or use json or messagepack for it"
     )]
     UnknownLength {
         /// The codec of the body.
@@ -94,7 +94,7 @@ pub enum PayloadError {
     /// A field was left out of a body that has only positions, so all behind it would be misread.
     #[error(
         "{codec} has no field names, so field `{field}` cannot be left out: \
-         remove serde's skip_serializing_if attribute, or use json for this type"
+         remove serde's skip_serializing_if attribute, or use json or messagepack for this type"
     )]
     SkippedField {
         /// The codec of the body.

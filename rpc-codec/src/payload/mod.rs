@@ -35,12 +35,20 @@ mod error;
 pub mod items;
 #[cfg(feature = "json")]
 mod json;
+#[cfg(feature = "messagepack")]
+mod messagepack;
+#[cfg(feature = "postcard")]
+mod postcard;
 
 pub use self::bincode::Bincode;
 pub use self::bounded::MAX_DEPTH;
 pub use self::error::PayloadError;
 #[cfg(feature = "json")]
 pub use self::json::Json;
+#[cfg(feature = "messagepack")]
+pub use self::messagepack::MessagePack;
+#[cfg(feature = "postcard")]
+pub use self::postcard::Postcard;
 
 /// The codec of a body, as it stands on the wire.
 ///
@@ -55,11 +63,11 @@ impl CodecId {
     pub const BYTES: Self = Self(0);
     /// bincode 2 in its standard configuration: little-endian, varint. The default.
     pub const BINCODE: Self = Self(1);
-    /// postcard 1.
+    /// postcard 1; with the feature `postcard`.
     pub const POSTCARD: Self = Self(2);
-    /// JSON, for types that only a self-describing codec can carry.
+    /// JSON, for types that only a self-describing codec can carry; with the feature `json`.
     pub const JSON: Self = Self(3);
-    /// MessagePack with field names, for schemas that evolve.
+    /// MessagePack with field names, for schemas that evolve; with the feature `messagepack`.
     pub const MESSAGE_PACK: Self = Self(4);
     /// Protocol Buffers; reserved.
     pub const PROTOBUF: Self = Self(5);
@@ -91,6 +99,10 @@ impl CodecId {
     pub const fn supported() -> &'static [Self] {
         &[
             Self::BINCODE,
+            #[cfg(feature = "postcard")]
+            Self::POSTCARD,
+            #[cfg(feature = "messagepack")]
+            Self::MESSAGE_PACK,
             #[cfg(feature = "json")]
             Self::JSON,
         ]
@@ -113,8 +125,12 @@ impl CodecId {
     {
         match self {
             Self::BINCODE => Bincode::encode(value, out),
+            #[cfg(feature = "postcard")]
+            Self::POSTCARD => Postcard::encode(value, out),
             #[cfg(feature = "json")]
             Self::JSON => Json::encode(value, out),
+            #[cfg(feature = "messagepack")]
+            Self::MESSAGE_PACK => MessagePack::encode(value, out),
             _ => Err(PayloadError::UnsupportedCodec(self)),
         }
     }
@@ -131,8 +147,12 @@ impl CodecId {
     {
         match self {
             Self::BINCODE => Bincode::decode(body),
+            #[cfg(feature = "postcard")]
+            Self::POSTCARD => Postcard::decode(body),
             #[cfg(feature = "json")]
             Self::JSON => Json::decode(body),
+            #[cfg(feature = "messagepack")]
+            Self::MESSAGE_PACK => MessagePack::decode(body),
             _ => Err(PayloadError::UnsupportedCodec(self)),
         }
     }
@@ -186,6 +206,10 @@ mod sealed {
     impl Sealed for super::Bincode {}
     #[cfg(feature = "json")]
     impl Sealed for super::Json {}
+    #[cfg(feature = "messagepack")]
+    impl Sealed for super::MessagePack {}
+    #[cfg(feature = "postcard")]
+    impl Sealed for super::Postcard {}
 }
 
 /// Bytes being appended, which vanish unless they are kept: an error or a panic half-way through a

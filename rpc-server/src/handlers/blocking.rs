@@ -30,6 +30,10 @@ impl Handler for BlockingHandler {
         Interest::INBOUND
     }
 
+    fn limits_load() -> bool {
+        true
+    }
+
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         if call.method().is_blocking() { self.0.inbound(call) } else { Decision::Pass }
     }

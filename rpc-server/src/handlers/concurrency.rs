@@ -33,6 +33,10 @@ impl Handler for ConcurrencyHandler {
         Interest::INBOUND
     }
 
+    fn limits_load() -> bool {
+        true
+    }
+
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         match self.narrowest.try_acquire() {
             Ok(permit) => {

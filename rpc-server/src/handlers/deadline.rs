@@ -38,8 +38,8 @@ impl Handler for DeadlineHandler {
             return expired(call);
         }
         match &self.feedback {
-            None => Decision::Pass,
-            Some(feedback) => pass_in_time(feedback, call),
+            Some(feedback) if !call.method().is_exempt() => pass_in_time(feedback, call),
+            _ => Decision::Pass,
         }
     }
 }

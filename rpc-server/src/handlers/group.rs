@@ -126,6 +126,10 @@ impl Handler for GroupHandler {
         Interest::INBOUND
     }
 
+    fn limits_load() -> bool {
+        true
+    }
+
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         let (max_wait, retry_delay) = (self.limits.max_wait(), self.limits.retry_delay());
         let line = self.line;

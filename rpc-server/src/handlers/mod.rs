@@ -11,6 +11,7 @@ mod group;
 mod priority;
 mod rate;
 mod tenant_rate;
+mod trace;
 
 pub use blocking::BlockingHandler;
 pub use concurrency::ConcurrencyHandler;
@@ -19,3 +20,5 @@ pub(crate) use group::GroupHandler;
 pub(crate) use priority::PriorityHandler;
 pub use rate::RateHandler;
 pub(crate) use tenant_rate::TenantRateHandler;
+pub(crate) use trace::CallSpan;
+pub use trace::TraceHandler;

@@ -35,6 +35,10 @@ impl Handler for PriorityHandler {
         Interest::REFUSALS
     }
 
+    fn limits_load() -> bool {
+        true
+    }
+
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         let (class, now) = (call.priority(), call.received_ticks());
         match self.gate.admit(class, now) {

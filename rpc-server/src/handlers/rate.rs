@@ -37,6 +37,10 @@ impl Handler for RateHandler {
         Interest::REFUSALS
     }
 
+    fn limits_load() -> bool {
+        true
+    }
+
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         match acquire(&self.limit, call) {
             Ok(token) => {

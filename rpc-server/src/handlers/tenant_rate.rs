@@ -33,6 +33,10 @@ impl Handler for TenantRateHandler {
         Interest::REFUSALS
     }
 
+    fn limits_load() -> bool {
+        true
+    }
+
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         let tenant = self.tenant.call(call);
         let Some(limit) = &tenant.rate else { return Decision::Pass };

@@ -30,7 +30,7 @@ use crate::{
     config::Config,
     error::BuildError,
     gauges::{BLOCKING, BYTES, CONNECTION, GLOBAL, RESERVED_NAMES, TENANT},
-    method::Methods,
+    method::{Method, Methods},
 };
 
 /// The limits of calls in flight of one server.
@@ -277,16 +277,33 @@ fn check_floors(config: &Config) -> Result<(), BuildError> {
     }
 }
 
-/// Puts together what attributes and configuration say of each method.
+/// What attributes and configuration say of a method together.
+pub(crate) fn limits_of(config: &Config, method: &Method) -> MethodLimits {
+    let find = |limits: &[(String, MethodLimits)], name: &str| {
+        // The last one said counts.
+        let found = limits.iter().rev().find(|(known, _)| known == name);
+        found.map(|(_, limits)| limits.clone()).unwrap_or_default()
+    };
+    let path = method.info.path();
+    find(&config.method_limits, path)
+        .or(&method.limits)
+        .or(&find(&config.service_limits, service_of(path)))
+        .or(&method.service_limits)
+}
+
+fn service_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(service, _)| service)
+}
+
+/// Makes the limits of each method.
 fn of_methods(
     config: &Config,
     methods: &mut Methods,
     pools: &BTreeMap<&'static str, Arc<ConcurrencyLimit>>,
     make: impl Fn(&'static str, Option<u64>) -> Result<Arc<ConcurrencyLimit>, BuildError>,
 ) -> Result<Vec<OfMethod>, BuildError> {
-    let service_of = |path: &str| path.rsplit_once('/').map_or_else(String::new, |(service, _)| service.to_owned());
     let paths: BTreeSet<_> = methods.iter().map(|method| method.info.path().to_owned()).collect();
-    let services: BTreeSet<_> = paths.iter().map(|path| service_of(path)).collect();
+    let services: BTreeSet<_> = paths.iter().map(|path| service_of(path).to_owned()).collect();
     let unknown = |what, name: &str| BuildError::Unknown { what, name: name.to_owned() };
     if let Some((name, _)) = config.service_limits.iter().find(|(name, _)| !services.contains(name)) {
         return Err(unknown("service", name));
@@ -294,18 +311,10 @@ fn of_methods(
     if let Some((name, _)) = config.method_limits.iter().find(|(name, _)| !paths.contains(name)) {
         return Err(unknown("method", name));
     }
-    let find = |limits: &[(String, MethodLimits)], name: &str| {
-        // The last one said counts.
-        let found = limits.iter().rev().find(|(known, _)| known == name);
-        found.map(|(_, limits)| limits.clone()).unwrap_or_default()
-    };
     let mut all = Vec::new();
     for method in methods.iter_mut() {
         let path = method.info.path().to_owned();
-        let limits = find(&config.method_limits, &path)
-            .or(&method.limits)
-            .or(&find(&config.service_limits, &service_of(&path)))
-            .or(&method.service_limits);
+        let limits = limits_of(config, method);
         let weight = limits.weight.unwrap_or(1);
         if weight == 0 {
             return Err(BuildError::Zero { setting: "the weight of a method" });

@@ -21,7 +21,7 @@ pub(in super::super) enum Shape {
     /// Its position: none may be left out.
     Positions,
     /// Its name.
-    #[cfg_attr(not(feature = "json"), expect(dead_code, reason = "only json has names"))]
+    #[cfg_attr(not(any(feature = "json", feature = "messagepack")), expect(dead_code, reason = "they have names"))]
     Names,
 }
 

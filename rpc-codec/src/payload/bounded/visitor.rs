@@ -20,7 +20,7 @@ pub(super) trait Length {
     fn arrived<E: Error>(payment: &Self::Payment, budget: &mut Budget, each: usize) -> Result<(), E>;
 
     /// For how many of the parts that `hint` tells of memory may be reserved.
-    fn reservable(payment: &Self::Payment, hint: Option<usize>) -> Option<usize>;
+    fn reservable(payment: &Self::Payment, budget: &Budget, hint: Option<usize>) -> Option<usize>;
 }
 
 /// The type says it, so there is nothing to pay.
@@ -40,8 +40,9 @@ impl Length for Fixed {
     }
 
     #[inline]
-    fn reservable((): &(), hint: Option<usize>) -> Option<usize> {
-        hint
+    fn reservable((): &(), budget: &Budget, hint: Option<usize>) -> Option<usize> {
+        // A format may tell here, too, what the body claims.
+        hint.map(|hint| hint.min(budget.reservable()))
     }
 }
 
@@ -66,7 +67,7 @@ impl Length for Claimed {
     }
 
     #[inline]
-    fn reservable(payment: &Option<usize>, hint: Option<usize>) -> Option<usize> {
+    fn reservable(payment: &Option<usize>, _: &Budget, hint: Option<usize>) -> Option<usize> {
         hint.map(|hint| hint.min(payment.unwrap_or(0)))
     }
 }
@@ -181,7 +182,7 @@ impl<'de, A: SeqAccess<'de>, L: Length> SeqAccess<'de> for Parts<'_, A, L> {
 
     #[inline]
     fn size_hint(&self) -> Option<usize> {
-        L::reservable(&self.payment, self.access.size_hint())
+        L::reservable(&self.payment, self.budget, self.access.size_hint())
     }
 }
 
@@ -211,7 +212,7 @@ impl<'de, A: MapAccess<'de>, L: Length> MapAccess<'de> for Parts<'_, A, L> {
 
     #[inline]
     fn size_hint(&self) -> Option<usize> {
-        L::reservable(&self.payment, self.access.size_hint())
+        L::reservable(&self.payment, self.budget, self.access.size_hint())
     }
 }
 

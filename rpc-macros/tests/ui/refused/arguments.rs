@@ -1,3 +1,5 @@
+#![allow(unexpected_cfgs)]
+
 use sluicegate::Context;
 
 #[sluicegate::service]
@@ -11,7 +13,11 @@ trait Library {
     async fn tuple(&self, (isbn, year): (String, u16));
     async fn wildcard(&self, _: String);
     async fn mutable(&self, mut isbn: String);
-    async fn attribute(&self, #[cfg(any())] isbn: String);
+    async fn attribute(&self, #[allow(unused)] isbn: String, #[cfg_attr(all(), cfg(any()))] year: u16);
+    async fn condition(&self, #[cfg(any())] ctx: Context);
+    async fn conditions(
+        &self, #[cfg(a)] a: u8, #[cfg(b)] b: u8, #[cfg(c)] c: u8, #[cfg(d)] d: u8, #[cfg(e)] e: u8,
+    );
     async fn context_last(&self, isbn: String, ctx: Context);
     async fn context_twice(&self, ctx: Context, again: Context);
     async fn context_by_reference(&self, ctx: &Context);

@@ -8,6 +8,8 @@ trait Misspelt {
     async fn slashed(&self);
     #[rpc(name = "")]
     async fn empty(&self);
+    #[rpc(alias = "a.b", alias = "/b", alias = "a..b/c", alias = 3)]
+    async fn aliases(&self);
 }
 
 #[sluicegate::service(package = "acme..v1", name = "acme.Library", client = "Library Client", crate = "+")]

@@ -6,6 +6,10 @@ trait Library {
     async fn r#match(&self);
     #[rpc(name = "match")]
     async fn compare(&self);
+    #[rpc(alias = "find")]
+    async fn look(&self);
+    #[rpc(alias = "watch", alias = "Library/watch", alias = "watch")]
+    async fn watch(&self);
 }
 
 fn main() {}

@@ -1,0 +1,342 @@
+//! The guide: from a trait to a service in production, a chapter each. All of its code runs as tests.
+//!
+//! [Define](#define) · [Serve](#serve) · [Call](#call) · [Limit](#limit) · [Errors](#errors) · [Extend](#extend) ·
+//! [Observe](#observe) · [Test](#test) · [Deploy](#deploy) · [Evolve](#evolve)
+//!
+//! # Define
+//!
+//! A service is a trait. [`#[sluicegate::service]`](macro@crate::service) makes a server type and a client
+//! type of it, named after the trait.
+//!
+//! ```
+//! use serde::{Deserialize, Serialize};
+//! use sluicegate::{Bytes, Context, Status};
+//!
+//! #[derive(Clone, Debug, Serialize, Deserialize)]
+//! pub struct Book {
+//!     title: String,
+//!     year: u16,
+//!     #[serde(with = "sluicegate::bytes")] // as bytes, not element by element
+//!     cover: Vec<u8>,
+//! }
+//!
+//! /// The books of a library.
+//! #[sluicegate::service(package = "acme.v1")]
+//! pub trait Library {
+//!     /// Any number of owned arguments, and a value.
+//!     async fn count(&self) -> u64;
+//!     /// Or a result, of any error that converts into a `Status`.
+//!     async fn get(&self, isbn: String) -> Result<Book, Status>;
+//!     /// A first argument called `Context` is who asks, until when, with which metadata.
+//!     async fn whoami(&self, ctx: Context) -> Option<String>;
+//!     /// Bytes alone are not touched by any codec.
+//!     async fn scan(&self, page: Bytes) -> Result<Bytes, Status>;
+//!     /// A plain `fn` may block its thread.
+//!     #[rpc(blocking)]
+//!     fn index(&self, depth: u8) -> Result<u64, Status>;
+//! }
+//! ```
+//!
+//! Names on the wire, aliases for old ones, and what else can be set are in the docs of
+//! [the macro](macro@crate::service).
+//!
+//! # Serve
+//!
+//! Implement the trait with plain `async fn`s, and give the server type to a [`Server`](crate::Server).
+//! One server may have several services; clones of an `Arc` share what they need.
+//!
+//! ```
+//! # #[sluicegate::service]
+//! # trait Greeter { async fn greet(&self, name: String) -> String; }
+//! # #[sluicegate::service]
+//! # trait Clock { async fn now(&self) -> u64; }
+//! use sluicegate::{Client, Server};
+//!
+//! struct Polite;
+//!
+//! impl Greeter for Polite {
+//!     async fn greet(&self, name: String) -> String {
+//!         format!("Good day, {name}.")
+//!     }
+//! }
+//!
+//! struct Stopped;
+//!
+//! impl Clock for Stopped {
+//!     async fn now(&self) -> u64 {
+//!         12
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server = Server::builder()
+//!     .service(GreeterServer::new(Polite))
+//!     .service(ClockServer::new(Stopped))
+//!     .build()?;
+//! let bound = server.bind("127.0.0.1:0").await?; // or `bind_unix("/run/greeter.sock")`
+//! let address = bound.local_addr().to_string();
+//! # let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+//! # let stop_signal = async move { drop(stopped.await) };
+//! // Until the signal, such as `tokio::signal::ctrl_c()`; then calls that run may finish.
+//! let serving = tokio::spawn(bound.serve_until(stop_signal));
+//!
+//! let client = Client::new(address);
+//! let greeter: GreeterClient = client.service();
+//! let clock: ClockClient = client.service(); // over the same connection
+//! assert_eq!(greeter.greet("Ada".to_owned()).await?, "Good day, Ada.");
+//! assert_eq!(clock.now().await?, 12);
+//! # drop((client, greeter, clock, stop));
+//! assert!(serving.await?.cut.is_empty(), "no call was cut off");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A service's future is polled in its connection's task, so it must not block. What computes for
+//! milliseconds is marked `#[rpc(spawn)]`, what blocks `#[rpc(blocking)]`.
+//!
+//! # Call
+//!
+//! A call is a future with options. It does nothing until it is awaited, and dropping it cancels it, at the
+//! server too. Within a call that a server runs, the calls it makes inherit what is left of the deadline.
+//!
+//! ```
+//! # use sluicegate::{Server, testing::InMemory};
+//! # #[sluicegate::service]
+//! # trait Greeter { async fn greet(&self, name: String) -> String; }
+//! # struct Polite;
+//! # impl Greeter for Polite {
+//! #     async fn greet(&self, name: String) -> String { format!("Good day, {name}.") }
+//! # }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let server = InMemory::new(Server::builder().service(GreeterServer::new(Polite)).build()?);
+//! # let client = server.client_builder();
+//! use std::time::Duration;
+//!
+//! // `Client::builder("greeter.internal:7000")`, and then
+//! let client = client
+//!     .timeout(Duration::from_secs(1)) // for calls that set none
+//!     .wait_for_ready(true) // through failed attempts to connect, until that is over
+//!     .build();
+//! let greeter: GreeterClient = client.service();
+//! let call = greeter.greet("Ada".to_owned()).timeout(Duration::from_millis(250)).metadata("tenant", "acme");
+//! assert_eq!(call.await?, "Good day, Ada.");
+//!
+//! // What came beside the reply, and several at once over one connection.
+//! let response = greeter.greet("Bob".to_owned()).response().await?;
+//! assert!(response.metadata.is_empty());
+//! let (ada, bob) = tokio::join!(greeter.greet("Ada".to_owned()), greeter.greet("Bob".to_owned()));
+//! assert_ne!(ada?, bob?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A program without a runtime waits: `greeter.greet(name).wait()?`, see
+//! [`Call::wait`](crate::client::Call::wait).
+//!
+//! # Limit
+//!
+//! Limits are in front of every call, cheapest first: the deadline, rates, calls in flight. What they turn
+//! away is told why, and when to come back, and was never executed.
+//!
+//! ```
+//! # #[sluicegate::service]
+//! # trait Greeter { async fn greet(&self, name: String) -> String; }
+//! # struct Slow;
+//! # impl Greeter for Slow {
+//! #     async fn greet(&self, name: String) -> String {
+//! #         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+//! #         name
+//! #     }
+//! # }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use sluicegate::{RefusalReason, Server, limit::Rate, testing::InMemory};
+//!
+//! let server = Server::builder()
+//!     .service(GreeterServer::new(Slow))
+//!     .max_concurrent_calls(1)
+//!     .rate(Rate::per_second(1_000.0).burst(100))
+//!     .build()?;
+//! # let server = InMemory::new(server);
+//! # let greeter: GreeterClient = server.client().service();
+//! let (one, other) = tokio::join!(greeter.greet("a".to_owned()), greeter.greet("b".to_owned()));
+//! let error = [one, other].into_iter().find_map(Result::err).expect("there is room for one");
+//! let refused = error.refused().expect("a limit refused it");
+//! assert_eq!(refused.reason(), RefusalReason::ConcurrencyLimit);
+//! assert_eq!((refused.limit(), refused.figure("max_in_flight")), (Some("global"), Some(1)));
+//! assert!(refused.retry_delay().is_some());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! One method alone is limited by a handler, which takes a permit of a limit of its own:
+//!
+//! ```
+//! # #[sluicegate::service]
+//! # trait Library {
+//! #     async fn search(&self) -> u8;
+//! #     async fn get(&self) -> u8;
+//! # }
+//! # struct Shelf;
+//! # impl Library for Shelf {
+//! #     async fn search(&self) -> u8 { tokio::task::yield_now().await; 1 }
+//! #     async fn get(&self) -> u8 { tokio::task::yield_now().await; 2 }
+//! # }
+//! use std::{sync::Arc, time::Duration};
+//!
+//! use sluicegate::{
+//!     Server,
+//!     limit::ConcurrencyLimit,
+//!     server::{Call, Decision, Handler, handlers::ConcurrencyHandler},
+//! };
+//!
+//! /// At most so many searches at once; other methods pass.
+//! struct Searches(ConcurrencyHandler);
+//!
+//! impl Handler for Searches {
+//!     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
+//!         if call.method().path() == "Library/search" { self.0.inbound(call) } else { Decision::Pass }
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let limit = ConcurrencyLimit::new("searches", Some(1))?;
+//! let server = Server::builder()
+//!     .service(LibraryServer::new(Shelf))
+//!     .pipeline(move |pipeline, _connection| {
+//!         let handler = ConcurrencyHandler::new(Arc::clone(&limit), Duration::from_millis(5));
+//!         pipeline.add_after("concurrency", "searches", Searches(handler));
+//!     })
+//!     .build()?;
+//! # let server = sluicegate::testing::InMemory::new(server);
+//! # let library: LibraryClient = server.client().service();
+//! # let (a, b, c, d) = tokio::join!(library.search(), library.search(), library.get(), library.get());
+//! # let refused: Vec<_> = [a, b, c, d].into_iter().filter_map(Result::err).collect();
+//! # assert_eq!(refused.len(), 1);
+//! # assert_eq!(refused[0].refused().unwrap().limit(), Some("searches"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Errors
+//!
+//! `?` makes a [`Status`](crate::Status) of an error of the service's domain
+//! ([`DomainError`](crate::DomainError)), of what a call of its own met, and, with
+//! [`OrStatus`](crate::OrStatus), of anything else. At the other end there is one
+//! [`CallError`](crate::CallError): `code()` says what happened, `executed()` whether the service ran,
+//! `retry_delay()` when to come back, `refused()` which limit said no, `has_reason()` which error of the domain
+//! it is. `docs/errors.md` lists all of them with what to do about each.
+//!
+//! # Extend
+//!
+//! - A [`Handler`](crate::server::Handler) sees every call before its body is decoded, and every response:
+//!   authentication, audit, tenants, limits. What it found out it puts beside the call, where the service
+//!   finds it: [`Context::extension`](crate::Context::extension).
+//! - An [`Interceptor`](crate::client::Interceptor) sees every call of a client, those with items included.
+//! - Behind the feature `tower`, layers of tower go around services (`server::tower::Layered`) and around the
+//!   unary calls of clients (`ClientBuilder::layer`).
+//!
+//! The examples `auth`, `handler` and `embed` show them at work.
+//!
+//! # Observe
+//!
+//! [`ServerHandle::snapshot`](crate::server::ServerHandle::snapshot) has exact figures at any moment: in flight,
+//! permits acquired, released and held, refused by each limit, connections, bytes that wait. `trace_calls(true)`
+//! on the builders puts each call into a span of `tracing` and tells how it ended. A W3C `traceparent` in the
+//! metadata is carried on to the calls that a service makes.
+//!
+//! ```
+//! # #[sluicegate::service]
+//! # trait Greeter { async fn greet(&self, name: String) -> String; }
+//! # struct Polite;
+//! # impl Greeter for Polite {
+//! #     async fn greet(&self, name: String) -> String { name }
+//! # }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use sluicegate::{Health, Server, client::HealthClient, testing::InMemory};
+//!
+//! let server = Server::builder().service(GreeterServer::new(Polite)).trace_calls(true).health(true).build()?;
+//! let handle = server.handle();
+//! # let server = InMemory::new(server);
+//! # let client = server.client();
+//! assert_eq!(client.service::<HealthClient>().check("Greeter").await?, Health::Serving);
+//! let snapshot = handle.snapshot();
+//! assert_eq!(snapshot.calls.held, 0);
+//! assert!(snapshot.refused.is_empty());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Test
+//!
+//! With the feature `testing` a server and its clients are in memory, and tokio's virtual time works. A
+//! test ends with the check that nothing is left of any call.
+//!
+//! ```
+//! # #[sluicegate::service]
+//! # trait Greeter { async fn greet(&self, name: String) -> String; }
+//! # struct Slow;
+//! # impl Greeter for Slow {
+//! #     async fn greet(&self, name: String) -> String {
+//! #         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+//! #         name
+//! #     }
+//! # }
+//! use std::time::Duration;
+//!
+//! use sluicegate::{Executed, Server, StatusCode, testing::InMemory};
+//!
+//! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+//! # runtime.block_on(async {
+//! // In a `#[tokio::test(start_paused = true)]`:
+//! let server = Server::builder().service(GreeterServer::new(Slow)).max_concurrent_calls(1).build().unwrap();
+//! let server = InMemory::new(server);
+//! let greeter: GreeterClient = server.client().service();
+//! let (served, refused) = tokio::join!(biased; greeter.greet("a".to_owned()), greeter.greet("b".to_owned()));
+//! assert!(served.is_ok());
+//! assert!(refused.unwrap_err().refused().is_some_and(|refused| refused.limit() == Some("global")));
+//! let late = greeter.greet("c".to_owned()).timeout(Duration::from_secs(1)).await.unwrap_err();
+//! assert_eq!((late.code(), late.executed()), (StatusCode::DeadlineExceeded, Executed::Maybe));
+//! drop(greeter);
+//! server.assert_idle().await;
+//! # });
+//! ```
+//!
+//! # Deploy
+//!
+//! - **Limits are per process.** Ten servers with a limit of 64 run 640 calls.
+//! - **Stopping**: `serve_until` a signal. Set `shutdown_notice` to the time in which a balancer notices that
+//!   the health says "draining", and `drain_grace` to what the longest call may take.
+//! - **Balancing** by connections: set `max_connection_age`, so that clients come back elsewhere.
+//! - **TLS**: [`Server::serve_connection_with`](crate::Server::serve_connection_with) and
+//!   [`Client::with_connector`](crate::Client::with_connector) take any transport, and what is known of its
+//!   other end.
+//! - **Blocking**: keep `max_blocking_calls` below tokio's `max_blocking_threads`.
+//! - **Panics** cost a call, unless the program is built with `panic = "abort"`.
+//!
+//! # Evolve
+//!
+//! Servers and clients are replaced one after the other. If types will change, use MessagePack or JSON, which
+//! write names, and give each method one struct; keep old names of methods as aliases. `docs/evolving.md` says
+//! for each codec which changes old and new ends live through.
+//!
+//! ```
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct Search {
+//!     text: String,
+//!     #[serde(default)] // since version 2
+//!     limit: Option<u32>,
+//! }
+//!
+//! #[sluicegate::service(package = "acme.v1")]
+//! trait Library {
+//!     #[rpc(alias = "search")] // its name in version 1
+//!     async fn find(&self, query: Search) -> Vec<String>;
+//! }
+//! ```

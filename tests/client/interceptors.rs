@@ -1,0 +1,153 @@
+//! Interceptors of a client: what they see and change, and that each is told of every end once.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::{StreamExt, stream};
+use sluicegate::{
+    Executed, Status, StatusCode,
+    client::{Coded, Finished, Interceptor, Outcome, Outgoing},
+};
+
+use crate::support::{
+    Harness,
+    feed::{FeedClient, FeedServer},
+    method,
+    probe::Seen,
+    until_client_idle,
+};
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+/// Notes what it sees, says who calls, and lets calls of `fail` not pass.
+struct Noting(&'static str, Log);
+
+impl Interceptor for Noting {
+    fn before(&self, call: &mut Outgoing<'_>) -> Result<(), Status> {
+        self.1.0.lock().unwrap().push(format!("{} before {}", self.0, call.method()));
+        if call.method() == method::FAIL {
+            return Err(Status::permission_denied("not this one"));
+        }
+        call.insert("tenant", self.0).map_err(|error| Status::internal(error.to_string()))?;
+        call.limit_timeout(Duration::from_millis(500));
+        Ok(())
+    }
+
+    fn after(&self, call: &Finished<'_>) {
+        let outcome = match call.outcome {
+            Outcome::Reply => "OK",
+            Outcome::Error(error) => error.code().name(),
+            _ => "dropped",
+        };
+        let what = format!("{} after {outcome} {}", self.0, call.elapsed.as_millis());
+        self.1.0.lock().unwrap().push(what);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn interceptors_see_calls_first_to_last_and_ends_last_to_first() {
+    let (harness, log) = (Harness::new(), Log::default());
+    let builder = harness.client_builder();
+    let client = builder.interceptor(Noting("a", log.clone())).interceptor(Noting("b", log.clone())).build();
+    let seen: Seen = client.call(method::CONTEXT, ()).await.unwrap();
+    assert_eq!((seen.0, seen.2.as_deref()), (Some(500), Some("a")), "time and metadata are theirs, the first first");
+    let whole = ["a before test.Probe/context", "b before test.Probe/context", "b after OK 0", "a after OK 0"];
+    assert_eq!(log.take(), whole);
+    let response = client.call::<_, Seen>(method::CONTEXT, ()).timeout(Duration::from_millis(20)).response().await;
+    assert_eq!(response.unwrap().value.0, Some(20), "a deadline is never put off");
+    assert_eq!(log.take(), whole);
+    drop(client);
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_an_interceptor_refuses_is_not_sent() {
+    let (harness, log) = (Harness::new(), Log::default());
+    let client = harness.client_builder().interceptor(Noting("a", log.clone())).build();
+    let error = client.call::<_, ()>(method::FAIL, ()).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (StatusCode::PermissionDenied, Executed::Never));
+    assert_eq!(log.take(), ["a before test.Probe/fail", "a after PERMISSION_DENIED 0"]);
+    assert_eq!(harness.network.attempts(), 0);
+    until_client_idle(&client).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_is_told_once_however_the_call_ends() {
+    let (harness, log) = (Harness::new(), Log::default());
+    let client = harness.client_builder().interceptor(Noting("a", log.clone())).build();
+    // The deadline that the interceptor sets.
+    let late = client.call::<_, u64>(method::GATE, (1_u64,)).await.unwrap_err();
+    assert_eq!(late.code(), StatusCode::DeadlineExceeded);
+    assert_eq!(log.take()[1..], ["a after DEADLINE_EXCEEDED 500"]);
+    // Given up while it runs, and before it was ever polled.
+    let call = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
+    harness.until_running(1).await;
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled());
+    drop(client.call::<_, u64>(method::GATE, (1_u64,)));
+    let told = log.take();
+    assert_eq!((told.len(), told[1].starts_with("a after dropped ")), (2, true), "{told:?}");
+    // And with nobody to call.
+    harness.network.set_down(true);
+    harness.network.cut();
+    let lost = client.call::<_, u64>(method::GATE, (1_u64,)).await.unwrap_err();
+    // It may have been under way when the connection was cut.
+    assert_ne!(lost.executed(), Executed::Finished);
+    assert_eq!(log.take().len(), 2);
+    drop(client);
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_with_items_are_seen_from_their_arguments_to_their_end() {
+    let (server, log) = (FeedServer::new(), Log::default());
+    let client = server.client_builder().interceptor(Noting("a", log.clone())).build();
+    let feed: FeedClient = client.service();
+    let ends = |method: &str, end: &str| {
+        assert_eq!(log.take(), [format!("a before test.Feed/{method}"), format!("a after {end} 0")], "{method}");
+    };
+    // From the server: to its end, to an error behind items, and refused.
+    assert_eq!(feed.count(10).count().await, 10);
+    ends("count", "OK");
+    assert_eq!(feed.fail(3, false).filter(|item| std::future::ready(item.is_ok())).count().await, 3);
+    assert_eq!(log.take().len(), 2);
+    assert!(feed.refuse().message().await.is_err());
+    assert_eq!(log.take().len(), 2);
+    // From the client, and both ways.
+    assert_eq!(feed.sum(1).send_all(stream::iter([1, 2])).await.unwrap(), 4);
+    ends("sum", "OK");
+    assert_eq!(feed.add(1).send_all(stream::iter([1, 2])).count().await, 2);
+    ends("add", "OK");
+    // Given up while there are items, while the reply is awaited, and before the call was made.
+    let mut items = feed.count(u64::MAX).open().await.unwrap();
+    items.message().await.unwrap();
+    assert_eq!(log.take().len(), 1, "it goes on");
+    drop(items);
+    assert_eq!(log.take(), ["a after dropped 0"]);
+    let (sink, reply) = feed.sum(0).open().await.unwrap();
+    drop(reply);
+    ends("sum", "dropped");
+    drop((sink, feed.count(1)));
+    assert!(log.take().is_empty());
+    // The deadline that the interceptor sets.
+    let mut items = feed.stall(0);
+    assert_eq!(items.message().await.unwrap_err().code(), StatusCode::DeadlineExceeded);
+    assert_eq!(log.take()[1..], ["a after DEADLINE_EXCEEDED 500"]);
+    // One that does not pass is not sent.
+    let mut refused = client.server_stream::<_, u64, Coded>(method::FAIL, ());
+    let error = refused.message().await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (StatusCode::PermissionDenied, Executed::Never));
+    assert_eq!(log.take(), ["a before test.Probe/fail", "a after PERMISSION_DENIED 0"]);
+    until_client_idle(&client).await;
+    drop((items, refused, feed, client));
+    server.assert_idle().await;
+}
