@@ -235,9 +235,9 @@
 //! - A [`Handler`](crate::server::Handler) sees every call before its body is decoded, and every response:
 //!   authentication, audit, tenants, limits. What it found out it puts beside the call, where the service
 //!   finds it: [`Context::extension`](crate::Context::extension).
-//! - An [`Interceptor`](crate::client::Interceptor) sees every call of a client.
-//! - Behind the feature `tower`, layers of tower go around services (`server::tower::Layered`) and around
-//!   clients (`ClientBuilder::layer`).
+//! - An [`Interceptor`](crate::client::Interceptor) sees every call of a client, those with items included.
+//! - Behind the feature `tower`, layers of tower go around services (`server::tower::Layered`) and around the
+//!   unary calls of clients (`ClientBuilder::layer`).
 //!
 //! The examples `auth`, `handler` and `embed` show them at work.
 //!

@@ -60,8 +60,8 @@ pub struct Description {
     pub services: Vec<ServiceDescription>,
     /// The codecs it takes, by name.
     pub codecs: Vec<String>,
-    /// Its limits by the names of the settings, those that are set. Times are in milliseconds, rates in whole
-    /// calls per second.
+    /// Its limits by the names of the settings, those that are set. Times are in milliseconds, rates in calls
+    /// per second, rounded.
     pub limits: BTreeMap<String, u64>,
     /// The limits that methods share, by name: so many calls are in flight in each.
     pub pools: BTreeMap<String, u64>,

@@ -6,6 +6,7 @@ use rpc_codec::{
     CodecId,
     builtin::{DESCRIBE_SERVICE, Description, MethodDescription, ServiceDescription},
 };
+use rpc_core::limit::RateLimit;
 
 use crate::{
     config::Config,
@@ -59,7 +60,11 @@ fn of_method(name: &str, method: &MethodInfo, limits: MethodLimits) -> MethodDes
 
 fn limits(config: &Config) -> BTreeMap<String, u64> {
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    // Those that cannot be are told when the server is built.
+    let per_second = |rate| RateLimit::new("", rate).ok().map(|limit| limit.rate_per_second().round() as u64);
     let limits = [
+        ("rate", config.rate.and_then(per_second)),
+        ("rate_per_connection", config.rate_per_connection.and_then(per_second)),
         ("max_concurrent_calls", config.max_concurrent_calls),
         ("max_concurrent_calls_per_connection", Some(config.max_concurrent_calls_per_connection)),
         ("max_bytes_in_flight", config.max_bytes_in_flight),

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use futures::{StreamExt, stream};
 use sluicegate::{
     Bytes, CallError, Client, Context, Executed, Server, Status, StatusCode,
     client::{self, HealthClient},
@@ -23,6 +24,8 @@ use tower::{
     Layer, ServiceBuilder, limit::GlobalConcurrencyLimitLayer, service_fn, timeout::TimeoutLayer,
     util::BoxCloneSyncService,
 };
+
+use crate::support::feed::{FeedClient, FeedService, Feeder};
 
 #[sluicegate::service(package = "test")]
 trait Greeter {
@@ -167,6 +170,56 @@ fn a_method_that_blocks_cannot_be_within_a_layer() {
     let error = Server::builder().service(Layered::new(BlocksServer::new(Here), Count::default())).build();
     let Err(error @ BuildError::LayeredBlocking { .. }) = error else { panic!("{error:?}") };
     assert!(error.to_string().starts_with("the method Blocks/block blocks"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_items_of_a_call_go_past_the_layers_around_it() {
+    let (feeder, passed) = (Feeder::default(), Count::default());
+    let layers = ServiceBuilder::new().layer(passed.clone()).layer(TimeoutLayer::new(Duration::from_millis(50)));
+    let server = in_memory(Layered::new(FeedService::new(feeder.clone()), layers.into_inner()));
+    let of_client = Count::default();
+    let client = server.client_builder().layer(of_client.clone()).build();
+    let feed: FeedClient = client.service();
+    let items: Vec<_> = feed.count(10_000).map(Result::unwrap).collect().await;
+    assert_eq!(items, (0..10_000).collect::<Vec<_>>());
+    assert_eq!(feed.count_spawned(3).count().await, 3);
+    assert_eq!(feed.sum(1).send_all(stream::iter(0..1_000)).await.unwrap(), (0..1_000).sum::<u64>() + 1);
+    assert_eq!(feed.add(1).send_all(stream::iter([1, 2])).map(Result::unwrap).collect::<Vec<_>>().await, [2, 3]);
+    assert_eq!(feed.refuse().message().await.unwrap_err().executed(), Executed::Finished);
+    // The layer gives the producer up, behind the items that were there.
+    let mut stalled = feed.stall(2).open().await.unwrap();
+    assert_eq!((stalled.message().await.unwrap(), stalled.message().await.unwrap()), (Some(0), Some(1)));
+    let late = stalled.message().await.unwrap_err();
+    assert_eq!((late.code(), late.executed()), (StatusCode::Internal, Executed::Maybe));
+    assert_eq!(feeder.running(), 0);
+    assert_eq!((passed.0.load(SeqCst), of_client.0.load(SeqCst)), (6, 0), "they go past the client's layers");
+    drop((stalled, feed, client));
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_that_makes_a_call_again_finds_its_items_gone() {
+    let twice = tower::layer::layer_fn(|next: server::tower::Next| {
+        service_fn(move |request: server::tower::Request| {
+            let mut next = next.clone();
+            async move {
+                let _ = tower::Service::call(&mut next, request.clone()).await;
+                tower::Service::call(&mut next, request).await
+            }
+        })
+    });
+    let feeder = Feeder::default();
+    let server = in_memory(Layered::new(FeedService::new(feeder.clone()), twice));
+    let feed: FeedClient = server.client().service();
+    assert_eq!(feed.hello("you".to_owned()).await.unwrap(), "hello, you");
+    let mut items = feed.count(2);
+    assert_eq!((items.message().await.unwrap(), items.message().await.unwrap()), (Some(0), Some(1)));
+    let gone = items.message().await.unwrap_err();
+    assert_eq!((gone.code(), gone.executed()), (StatusCode::Internal, Executed::Maybe));
+    assert!(gone.to_string().contains("whose items are gone"), "{gone}");
+    drop((items, feed));
+    server.assert_idle().await;
+    assert_eq!(feeder.running(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,12 +5,19 @@ use std::{
     time::Duration,
 };
 
+use futures::{StreamExt, stream};
 use sluicegate::{
     Executed, Status, StatusCode,
-    client::{Finished, Interceptor, Outcome, Outgoing},
+    client::{Coded, Finished, Interceptor, Outcome, Outgoing},
 };
 
-use crate::support::{Harness, method, probe::Seen, until_client_idle};
+use crate::support::{
+    Harness,
+    feed::{FeedClient, FeedServer},
+    method,
+    probe::Seen,
+    until_client_idle,
+};
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
@@ -98,4 +105,49 @@ async fn an_end_is_told_once_however_the_call_ends() {
     assert_eq!(log.take().len(), 2);
     drop(client);
     harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_with_items_are_seen_from_their_arguments_to_their_end() {
+    let (server, log) = (FeedServer::new(), Log::default());
+    let client = server.client_builder().interceptor(Noting("a", log.clone())).build();
+    let feed: FeedClient = client.service();
+    let ends = |method: &str, end: &str| {
+        assert_eq!(log.take(), [format!("a before test.Feed/{method}"), format!("a after {end} 0")], "{method}");
+    };
+    // From the server: to its end, to an error behind items, and refused.
+    assert_eq!(feed.count(10).count().await, 10);
+    ends("count", "OK");
+    assert_eq!(feed.fail(3, false).filter(|item| std::future::ready(item.is_ok())).count().await, 3);
+    assert_eq!(log.take().len(), 2);
+    assert!(feed.refuse().message().await.is_err());
+    assert_eq!(log.take().len(), 2);
+    // From the client, and both ways.
+    assert_eq!(feed.sum(1).send_all(stream::iter([1, 2])).await.unwrap(), 4);
+    ends("sum", "OK");
+    assert_eq!(feed.add(1).send_all(stream::iter([1, 2])).count().await, 2);
+    ends("add", "OK");
+    // Given up while there are items, while the reply is awaited, and before the call was made.
+    let mut items = feed.count(u64::MAX).open().await.unwrap();
+    items.message().await.unwrap();
+    assert_eq!(log.take().len(), 1, "it goes on");
+    drop(items);
+    assert_eq!(log.take(), ["a after dropped 0"]);
+    let (sink, reply) = feed.sum(0).open().await.unwrap();
+    drop(reply);
+    ends("sum", "dropped");
+    drop((sink, feed.count(1)));
+    assert!(log.take().is_empty());
+    // The deadline that the interceptor sets.
+    let mut items = feed.stall(0);
+    assert_eq!(items.message().await.unwrap_err().code(), StatusCode::DeadlineExceeded);
+    assert_eq!(log.take()[1..], ["a after DEADLINE_EXCEEDED 500"]);
+    // One that does not pass is not sent.
+    let mut refused = client.server_stream::<_, u64, Coded>(method::FAIL, ());
+    let error = refused.message().await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (StatusCode::PermissionDenied, Executed::Never));
+    assert_eq!(log.take(), ["a before test.Probe/fail", "a after PERMISSION_DENIED 0"]);
+    until_client_idle(&client).await;
+    drop((items, refused, feed, client));
+    server.assert_idle().await;
 }

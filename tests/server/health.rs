@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use std::future::IntoFuture;
+
 use sluicegate::{
-    Bytes, Client, Context, Health, Server, Status, StatusCode,
+    Bytes, Client, Context, Health, ItemSender, Server, Status, StatusCode, Stream, Streaming,
     client::{DescribeClient, HealthClient},
     limit::Rate,
+    server::{MethodLimits, TenantLimits, Tenants, WaitQueue},
     testing::InMemory,
 };
 use tokio::{sync::oneshot, time::Instant};
@@ -72,6 +75,48 @@ async fn a_full_server_is_not_ill() {
     harness.probe.open_gate();
     gated.await.unwrap().unwrap();
     drop((client, health));
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_limit_of_load_whatever_it_is_turns_away_who_asks_for_the_health() {
+    let harness = Harness::with(|builder| {
+        let few = TenantLimits::new().max_concurrent_calls(1).rate(Rate::per_second(0.001).burst(2));
+        builder
+            .health(true)
+            .max_concurrent_calls(1)
+            .max_message(64)
+            .max_bytes_in_flight(64)
+            .tenants(Tenants::by_metadata("tenant", few))
+            .wait_queue(WaitQueue::of(1).max_wait(HOUR))
+            .shed_by_priority(true)
+            .refuse_late_calls(true)
+    });
+    let client = harness.client();
+    let gated = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
+    harness.until_running(1).await;
+    let waiting = tokio::spawn(client.call::<_, String>(method::ECHO, ("hi",)).into_future());
+    harness.until("it waits", |harness| harness.snapshot().calls_waiting == 1).await;
+    assert_eq!(code(client.call::<_, String>(method::ECHO, ("hi",)).await), StatusCode::ResourceExhausted);
+    let check = sluicegate::client::Method::new("sluicegate.Health", "check");
+    // With its length it takes all bytes that may be in flight.
+    let long = "n".repeat(63);
+    for dry_run in [false, true] {
+        harness.handle.limits().set_dry_run(dry_run);
+        for class in 0..4 {
+            let asked = client.call::<_, Health>(check, (SERVICE,)).priority(class);
+            assert_eq!(asked.timeout(Duration::from_millis(1)).await.unwrap(), Health::Serving);
+            assert_eq!(code(client.call::<_, Health>(check, (long.clone(),)).await), StatusCode::NotFound);
+        }
+    }
+    harness.handle.limits().set_dry_run(false);
+    let snapshot = harness.snapshot();
+    assert_eq!((snapshot.calls.held, snapshot.calls.acquired), (1, 1), "limits do not count its calls");
+    assert!(snapshot.would_refuse.is_empty());
+    harness.probe.open_gate();
+    gated.await.unwrap().unwrap();
+    waiting.await.unwrap().unwrap();
+    drop(client);
     harness.assert_idle().await;
 }
 
@@ -207,6 +252,75 @@ mod described {
             ("index() -> ()".to_owned(), (false, true), &[][..]),
         ];
         assert_eq!(written, expected);
+        drop(client);
+        server.assert_idle().await;
+    }
+
+    #[sluicegate::service(package = "acme.v1", weight = 2)]
+    trait Feed {
+        #[rpc(max_concurrent_calls = 8, pool = "long")]
+        async fn news(&self, topic: String) -> Result<impl Stream<Item = Result<String, Status>>, Status>;
+        async fn read(&self, out: ItemSender<Bytes>) -> Result<(), Status>;
+        async fn sum(&self, numbers: Streaming<u64>) -> u64;
+        async fn chat(&self, lines: Streaming<Vec<u8>>, out: ItemSender<Option<u8>>) -> Result<(), Status>;
+        #[rpc(weight = 1)]
+        async fn plain(&self);
+    }
+
+    struct Quiet;
+
+    impl Feed for Quiet {
+        async fn news(&self, _: String) -> Result<impl Stream<Item = Result<String, Status>>, Status> {
+            Ok(futures::stream::empty())
+        }
+
+        async fn read(&self, _: ItemSender<Bytes>) -> Result<(), Status> {
+            Ok(())
+        }
+
+        async fn sum(&self, _: Streaming<u64>) -> u64 {
+            0
+        }
+
+        async fn chat(&self, _: Streaming<Vec<u8>>, _: ItemSender<Option<u8>>) -> Result<(), Status> {
+            Ok(())
+        }
+
+        async fn plain(&self) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kinds_items_and_limits_of_methods_are_described_as_they_are_configured() {
+        let server = Server::builder()
+            .service(FeedServer::new(Quiet))
+            .describe(true)
+            .pool("long", 4)
+            .rate(Rate::per_second(99.6))
+            .wait_queue(WaitQueue::of(16).max_wait(Duration::from_millis(250)))
+            .method_limits("acme.v1.Feed/sum", MethodLimits::new().weight(3).pool("long"));
+        let server = InMemory::new(server.build().unwrap());
+        let client = server.client();
+        let description = client.service::<DescribeClient>().describe().await.unwrap();
+        let limit = |name| description.limits.get(name).copied();
+        let limits = [limit("rate"), limit("max_waiting"), limit("max_wait"), limit("rate_per_connection")];
+        assert_eq!(limits, [Some(100), Some(16), Some(250), None]);
+        assert!(limit("stream_window").is_some());
+        assert_eq!(description.pools.into_iter().collect::<Vec<_>>(), [("long".to_owned(), 4)]);
+        let [feed] = &description.services[..] else { panic!("{:#?}", description.services) };
+        let written = feed.methods.iter().map(|method| {
+            let items = format!("{} > {}", method.items_from_client, method.items_from_server);
+            let limits = format!("{} {:?} {:?}", method.weight, method.max_concurrent_calls, method.pool.as_deref());
+            let whole = format!("{}/{} {} -> {}", method.kind, method.name, method.arguments.len(), method.returns);
+            [whole, items, limits]
+        });
+        let expected = [
+            ["server stream/news 1 -> ()", " > String", "2 Some(8) Some(\"long\")"],
+            ["server stream/read 0 -> ()", " > Bytes", "2 None None"],
+            ["client stream/sum 0 -> u64", "u64 > ", "3 None Some(\"long\")"],
+            ["stream both ways/chat 0 -> ()", "Vec<u8> > Option<u8>", "2 None None"],
+            ["unary/plain 0 -> ()", " > ", "1 None None"],
+        ];
+        assert_eq!(written.collect::<Vec<_>>(), expected);
         drop(client);
         server.assert_idle().await;
     }
