@@ -6,11 +6,13 @@
 
 mod answers;
 mod backoff;
+mod builder;
 mod builtin;
 mod call;
 mod client;
 mod clock;
 mod config;
+mod connecting;
 mod connection;
 mod driver;
 mod error;
@@ -35,9 +37,10 @@ mod unix;
 mod vigil;
 mod wait;
 
+pub use builder::ClientBuilder;
 pub use builtin::{DescribeClient, HealthClient};
 pub use call::{Call, InCodec, Method, Untouched, WireForm};
-pub use client::{Client, ClientBuilder, Response, ServiceClient};
+pub use client::{Client, Response, ServiceClient};
 pub use error::{CallError, LostCause};
 pub use gauges::ClientSnapshot;
 pub use intercept::{Finished, Interceptor, Outcome, Outgoing};

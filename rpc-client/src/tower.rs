@@ -15,8 +15,10 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::{
+    builder::ClientBuilder,
     call::{Call, Method, Raw, RawUntouched},
-    client::{Client, ClientBuilder, Shared},
+    client::Client,
+    connecting::Shared,
     error::CallError,
 };
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tokio::net::UnixStream;
 
-use crate::client::{Client, ClientBuilder};
+use crate::{builder::ClientBuilder, client::Client};
 
 impl Client {
     /// A client of the server whose Unix socket is at `path`.
