@@ -64,7 +64,7 @@ if [ "$quick" != quick ]; then
     ) >target/apart.log 2>&1 &
     apart=$!
     set +m
-    trap 'kill -- -$apart 2>/dev/null' EXIT
+    trap 'kill -- -$apart 2>/dev/null || true' EXIT
 fi
 
 step "tests"
