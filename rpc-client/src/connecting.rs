@@ -148,8 +148,7 @@ impl Target {
             Self::Custom(connect) => connect().await,
             Self::Tcp(address) => {
                 let socket = TcpStream::connect(address.as_str()).await?;
-                // Requests are gathered here; the kernel must not hold them back once more.
-                socket.set_nodelay(true)?;
+                rpc_core::socket::prepare(&socket)?;
                 Ok(Box::new(socket))
             }
         }

@@ -23,6 +23,8 @@ pub mod limit;
 mod metadata;
 mod refusal;
 mod refused;
+#[doc(hidden)]
+pub mod socket;
 mod status;
 mod stream;
 mod trace;

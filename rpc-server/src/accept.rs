@@ -54,9 +54,8 @@ impl Listener for TcpListener {
 
     async fn accept(&mut self) -> io::Result<(TcpStream, Option<SocketAddr>)> {
         let (socket, peer) = Self::accept(self).await?;
-        // Responses are gathered by us; the kernel must not hold them back once more.
-        if let Err(error) = socket.set_nodelay(true) {
-            tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
+        if let Err(error) = rpc_core::socket::prepare(&socket) {
+            tracing::debug!(%peer, %error, "cannot set options of the socket");
         }
         Ok((socket, Some(peer)))
     }

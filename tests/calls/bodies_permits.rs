@@ -11,8 +11,8 @@ use tokio::{
 };
 
 use crate::support::{
-    Req, assert_idle_soon,
-    bodies::{MIB, NARROW, REPLY, serve_huge, until_given_back, wire},
+    Harness, Req, assert_idle_soon,
+    bodies::{MIB, NARROW, REPLY, huge, serve_huge, until_given_back, wire},
     method,
     parts::CONT,
     raw::hello_with,
@@ -113,5 +113,27 @@ async fn a_socket_that_is_reset_in_the_middle_of_a_long_reply_leaves_nothing() {
         drop(socket);
         assert_idle_soon(&harness.handle).await;
     }
+    sockets.shut_down().await;
+}
+
+/// The kernel wants to be full or to have room in steps: those must be small against what a slow reader takes
+/// within the timeout.
+#[tokio::test]
+#[cfg(target_os = "linux")]
+async fn who_reads_steadily_from_a_socket_is_not_cut_however_slowly() {
+    let harness = Harness::with(|builder| huge(builder).write_timeout(SECOND)).plain("it is the kernel that buffers");
+    let sockets = harness.sockets().await;
+    let mut socket = TcpStream::connect(sockets.address).await.unwrap();
+    let mut bytes = hello_with(|hello| hello.max_message = u32::MAX);
+    bytes.extend(Req::new(1, method::LARGE, (64 * MIB as u32,)).bytes());
+    socket.write_all(&bytes).await.unwrap();
+    let mut taken = vec![0; 128 * 1024];
+    for n in 0..16 {
+        sleep(250 * MS).await;
+        assert!(socket.read_exact(&mut taken).await.is_ok(), "cut after {n} pieces");
+    }
+    assert_eq!(harness.snapshot().calls.held, 1);
+    drop(socket);
+    assert_idle_soon(&harness.handle).await;
     sockets.shut_down().await;
 }
