@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and tests everything; fails on any warning. Installs the tools it needs into target/tools.
+# Builds and tests everything; fails on any warning. Installs the tool it needs into the user's cache, once.
 #
 #   ./test.sh          all of it
 #   ./test.sh quick    formatting, lints and tests, without unkind transports, the model checker, the policy and fuzzing
@@ -8,7 +8,11 @@ cd "$(dirname "$0")"
 
 step() { printf '\n== %s\n' "$*"; }
 quick=${1:-}
-tools=$PWD/target/tools
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/sluicegate
+if [ "$quick" != quick ]; then
+    # What helps whoever builds again and again, or debugs, costs a fifth of a build that is made once.
+    export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=none
+fi
 export PATH="$tools/bin:$PATH"
 
 step "format"
@@ -36,19 +40,17 @@ echo "$packages packages, at most 65"
 apart() {
     step "model checker: limits under every interleaving"
     RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 CARGO_TARGET_DIR=target/loom \
-        cargo test --package rpc-core --release --locked --test limit_loom
+        cargo test --package rpc-core --profile loom --locked --test limit_loom
 
     step "schedules: callers, wakers and limits under drawn ones"
     RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
-        cargo test --package rpc-client --package rpc-server --lib --locked schedules
-    RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
-        cargo test --package rpc-core --locked --test limit_shuttle
+        cargo test --package rpc-core --package rpc-client --package rpc-server \
+        --lib --test limit_shuttle --locked schedules
 
     step "policy: licences, bans, sources"
     if ! cargo deny --version >/dev/null 2>&1; then
         # It runs once: to optimise it would take longer than it saves.
-        CARGO_PROFILE_DEV_DEBUG=none \
-            cargo install cargo-deny --version '^0.20' --locked --debug --quiet --root "$tools"
+        cargo install cargo-deny --version '^0.20' --locked --debug --quiet --root "$tools"
     fi
     cargo deny --all-features check bans licenses sources
 
@@ -72,16 +74,22 @@ cargo test "${everything[@]}"
 
 if [ "$quick" != quick ]; then
     step "tests over transports that take a byte at a time, that are reluctant, and that hold back"
-    # Those whose transports come from tests/support; sieges have sockets.
-    over_transports=(--test calls --test client --test server --test memory --test macro_service --test soak)
+    # Those whose transports come from tests/support; sieges have sockets. They run as they were built: to have
+    # cargo choose them would build all of them anew, with the features that they alone want.
+    programs=$(cargo test "${everything[@]}" --no-run 2>&1 |
+        sed -nE 's/^ *Executable tests\/(calls|client|server|memory|macro_service|soak)(\/main)?\.rs \((.*)\)$/\3/p')
+    [ "$(wc -l <<<"$programs")" -eq 6 ]
     # over <manner>: silent unless it fails.
     over() {
-        local log=target/over-$1.log
-        SLUICEGATE_TEST_IO=$1 cargo test "${everything[@]}" --no-fail-fast "${over_transports[@]}" >"$log" 2>&1 || {
-            grep -E -B 40 '^(test .* FAILED|error)' "$log" >&2
+        local log=target/over-$1.log program failed=0
+        for program in $programs; do
+            SLUICEGATE_TEST_IO=$1 "$program" || failed=1
+        done >"$log" 2>&1
+        if [ $failed -ne 0 ]; then
+            grep -E -B 40 '^test .* FAILED' "$log" >&2
             echo "$1: FAILED, see $log" >&2
             return 1
-        }
+        fi
         echo "$1: $(grep -c '^test .* ok$' "$log") passed"
     }
     # Each waits for itself most of the time.

@@ -31,7 +31,7 @@ const CLIENTS: [&str; 3] = ["ada", "grace", "edsger"];
 
 #[test]
 fn on_a_calm_network_every_call_is_answered_with_its_own_answer() {
-    over_seeds(30, |seed| {
+    over_seeds(16, |seed| {
         let mut sim = network(seed, between(0, 30));
         let ledger = Ledger::default();
         let site = Site::start(&mut sim, "server", &ledger, |builder| builder);
@@ -58,7 +58,7 @@ fn on_a_calm_network_every_call_is_answered_with_its_own_answer() {
 #[test]
 fn after_a_partition_is_repaired_calls_succeed_and_those_it_hit_have_ended_in_time() {
     let (lost, late) = (Cell::new(0), Cell::new(0));
-    over_seeds(30, |seed| {
+    over_seeds(16, |seed| {
         let mut sim = network(seed, between(1, 20));
         let ledger = Ledger::default();
         let site = Site::start(&mut sim, "server", &ledger, |builder| builder);
@@ -104,7 +104,7 @@ fn after_a_partition_is_repaired_calls_succeed_and_those_it_hit_have_ended_in_ti
 #[test]
 fn a_call_that_a_crash_ended_was_not_executed_if_it_says_so_and_never_twice() {
     let (never, maybe) = (Cell::new(0), Cell::new(0));
-    over_seeds(30, |seed| {
+    over_seeds(16, |seed| {
         let ledger = run_with_crashes(seed);
         let lost = |executed| {
             ledger.count(|outcome| {
@@ -239,7 +239,7 @@ async fn call_either(works: [WorkClient; 2], ledger: Ledger) {
 
 #[test]
 fn never_more_calls_than_the_limit_are_in_flight_and_what_is_refused_is_not_executed() {
-    over_seeds(30, |seed| {
+    over_seeds(16, |seed| {
         let mut sim = network(seed, between(0, 30));
         let ledger = Ledger::default();
         let site = Site::start(&mut sim, "server", &ledger, |builder| builder.max_concurrent_calls(8));

@@ -14,7 +14,7 @@ fn every_stack_answers_every_workload() {
     let (stacks, workloads) = listed();
     let small: Vec<_> = workloads.iter().map(|name| &**name).filter(|name| !LARGE.contains(name)).collect();
     assert!(stacks.len() >= 8 && small.len() >= 7);
-    let rows = run("small", &["--workloads", &small.join(","), "--seconds", "0.2"]);
+    let rows = run("small", &["--workloads", &small.join(","), "--seconds", "0.05"]);
     // Where calls are refused, and of streams, only those take part that have something to show.
     assert_eq!(rows.len(), stacks.len() * (small.len() - 2) + 3 + 2);
 }
@@ -31,7 +31,7 @@ fn large_messages_and_many_connections_are_measured_too() {
 #[cfg(feature = "plot")]
 #[test]
 fn results_are_drawn_as_svg_and_png() {
-    run("plot", &["--workloads", "a,refused", "--stacks", "raw-mux,sluicegate", "--seconds", "0.2"]);
+    run("plot", &["--workloads", "a,refused", "--stacks", "raw-mux,sluicegate", "--seconds", "0.05"]);
     let json = results("plot");
     let output = Command::new(BENCH).args(["plot", "--json"]).arg(&json).output().expect("bench starts");
     assert!(output.status.success(), "{output:?}");

@@ -73,7 +73,7 @@ async fn a_reader_who_takes_a_few_bytes_now_and_then_is_not_cut() {
         sleep(MS).await;
         wire.io.read_exact(&mut vec![0; 1_000 * 90]).await.unwrap();
         let mut buffer = vec![0; step];
-        for n in 0..(40_000 / step) {
+        for n in 0..(8_000 / step) {
             sleep(20 * SECOND).await;
             assert!(wire.io.read_exact(&mut buffer).await.is_ok(), "cut after {n} steps of {step}");
             assert_eq!(harness.snapshot().connections, 1, "cut after {n} steps of {step}");

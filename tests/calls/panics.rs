@@ -268,7 +268,7 @@ async fn good(client: &Client, n: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_of_panics_among_tens_of_thousands_of_good_calls_harm_none_of_these() {
+async fn many_panics_among_many_good_calls_harm_none_of_these() {
     const CALLERS: usize = 40;
     let calls = times(2_800) as usize;
     let harness = mined();

@@ -80,7 +80,7 @@ async fn a_peer_that_does_not_read_has_no_more_tasks_than_what_they_reply_fits_u
     let (harness, mut peer) = stingy().await;
     peer.send(&Req::new(1, LARGE, (REPLY,)).bytes()).await;
     assert_eq!(peer.reply::<String>(1).await.len(), REPLY as usize);
-    for round in 0..times(10) {
+    for round in 0..times(80) {
         let ids = 2 + round * CALLS..2 + (round + 1) * CALLS;
         let requests: Vec<_> = ids.clone().map(|id| Req::new(id, LARGE, (REPLY,)).bytes()).collect();
         peer.send(&requests.concat()).await;

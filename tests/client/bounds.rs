@@ -125,7 +125,7 @@ async fn a_server_that_sends_a_thousand_such_frames_a_second_is_served_for_ever(
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_gives_up_often_keeps_its_connection_however_many_answers_come_late() {
     let (client, _servers, mut server, call, id) = one_call().await;
-    let calls_in_all = times(30_000) / 50 * 50;
+    let calls_in_all = times(240_000) / 50 * 50;
     for _ in 0..calls_in_all / 50 {
         let calls: Vec<_> = (0..50_u64).map(|n| tokio::spawn(client.call::<_, u64>(method::GATE, (n,)))).collect();
         let mut answers = Vec::new();
