@@ -6,3 +6,4 @@ mod support;
 mod allocations;
 mod bodies;
 mod counting;
+mod deadlines;

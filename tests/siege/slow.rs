@@ -123,7 +123,7 @@ async fn peers_that_say_nothing_or_dribble_are_gone_in_time() {
         tokio::join!(sitting, besiegers.run(all))
     };
     let ((busy, gone), besieged) = polite.beside(siege).await;
-    println!("    peak above calm {:.1} MiB", server.peak() - before);
+    figure("peak above calm for each", (server.peak() - before) * 1024.0 / peers as f64, "KiB", 8.0);
     // The polite client's thousand calls a second are in it.
     figure("a core is busy while they sit", busy, "%", 5.0 + POLITE_SHARE);
     let (first, last) = (gone.iter().min().unwrap(), gone.iter().max().unwrap());
