@@ -12,6 +12,7 @@ use crate::support::{
     self, Got, Harness, method, no_call_runs,
     scripted::{first_call, scripted, scripted_with},
     shims::Manner,
+    until_client_idle,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -90,6 +91,7 @@ async fn room_that_a_caller_gets_too_late_goes_to_the_next_in_line() {
     assert_eq!(CodecId::BINCODE.decode::<(u64,)>(&body).unwrap(), (3,));
     server.reply(id, 3_u64).await;
     assert_eq!(next.await.unwrap().unwrap(), 3);
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,6 +110,7 @@ async fn room_that_a_dropped_caller_got_goes_to_the_next_in_line() {
     let (id, _) = server.request().await;
     server.reply(id, 3_u64).await;
     assert_eq!(next.await.unwrap().unwrap(), 3);
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -235,6 +238,7 @@ async fn an_answer_that_comes_late_is_counted_and_reaches_nobody() {
     server.reply(second_id, 2_u64).await;
     sleep(MS).await;
     assert_eq!((client.snapshot().late_answers, client.snapshot().connected), (2, true));
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -271,6 +275,7 @@ async fn a_lost_connection_fails_its_calls_at_once_and_says_which_cannot_have_be
         error = next => error.unwrap().unwrap_err(),
     };
     assert!(matches!(error, CallError::Connect { .. }), "{error:?}");
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -307,6 +312,7 @@ async fn calls_above_the_last_of_a_farewell_were_never_executed_and_the_others_a
     assert_eq!((error.executed(), client.snapshot().calls), (Executed::Never, 0));
     assert!(matches!(server.peer.next().await, Got::GoAway { last: CallId::CONNECTION, .. }));
     assert!(matches!(server.peer.next().await, Got::End));
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -320,6 +326,7 @@ async fn a_call_given_up_after_a_farewell_is_cancelled_at_the_server() {
     assert!(matches!(server.peer.next().await, Got::Cancel(cancelled) if cancelled == id));
     assert!(matches!(server.peer.next().await, Got::GoAway { .. }));
     assert!(matches!(server.peer.next().await, Got::End));
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -333,6 +340,7 @@ async fn a_connection_that_breaks_behind_a_farewell_leaves_its_calls_maybe_execu
     let CallError::Lost { executed: Executed::Maybe, source: LostCause::ServerClosed, .. } = error else {
         panic!("{error:?}")
     };
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -358,6 +366,7 @@ async fn options_of_a_call_stand_in_its_request() {
         server.reply(id, 1_u64).await;
         let _ = call.await;
     }
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -411,4 +420,5 @@ async fn a_call_that_waits_for_room_goes_elsewhere_when_the_server_takes_no_more
     old.reply(first_id, 1_u64).await;
     assert_eq!(first.await.unwrap().unwrap(), 1);
     assert!(servers.try_recv().is_err(), "one new connection is enough");
+    until_client_idle(&client).await;
 }

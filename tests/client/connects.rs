@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::support::{
     self, Got, Harness, assert_idle_soon, method,
     scripted::{first_call, scripted},
+    until_client_idle,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -135,6 +136,7 @@ async fn all_who_wait_for_an_attempt_fail_with_it() {
     }
     assert!(began.elapsed() <= 11 * MS);
     assert_eq!(client.snapshot().failed_connects, 1);
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,6 +151,7 @@ async fn an_attempt_that_takes_too_long_fails_and_a_caller_may_leave_before() {
     assert!(began.elapsed() >= 3_000 * MS && began.elapsed() <= 3_005 * MS, "it is the same attempt");
     let CallError::Connect { source, .. } = error else { panic!("{error:?}") };
     assert_eq!(source.kind(), io::ErrorKind::TimedOut);
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,6 +175,7 @@ async fn a_client_whose_timeout_passes_while_the_server_is_silent_is_told_and_te
     let (id, _) = server.request().await;
     server.reply(id, 2_u64).await;
     assert_eq!(next.await.unwrap().unwrap(), 2);
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -198,6 +202,7 @@ async fn a_server_that_never_greets_is_sent_no_more_than_it_must_take() {
         assert_eq!(call.await.unwrap().unwrap_err().code(), StatusCode::Unavailable);
     }
     too_large_for_now.await.unwrap().unwrap_err();
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -269,6 +274,7 @@ async fn after_a_farewell_the_next_call_goes_by_a_new_connection_at_once() {
     let (id, _) = new.request().await;
     new.reply(id, 3_u64).await;
     assert_eq!(third.await.unwrap().unwrap(), 3);
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -296,6 +302,7 @@ async fn the_end_of_an_old_connection_does_not_make_calls_fail_when_the_new_one_
     let (id, _) = next.request().await;
     next.reply(id, 3_u64).await;
     assert_eq!(third.await.unwrap().unwrap(), 3);
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -330,6 +337,7 @@ async fn calls_that_wait_for_a_connection_fail_when_the_client_is_closed() {
         assert!(matches!(call.await.unwrap(), Err(CallError::Closed)));
     }
     assert_eq!(began.elapsed(), Duration::ZERO);
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -356,6 +364,7 @@ async fn calls_that_wait_for_room_fail_when_the_client_is_closed() {
     }
     assert!(matches!(server.peer.next().await, Got::GoAway { .. }));
     assert!(matches!(server.peer.next().await, Got::End));
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,7 +20,7 @@ use crate::support::{
     raw::hello_with,
     scripted::{first_call, scripted, scripted_with},
     shims::Manner,
-    within,
+    until_client_idle, within,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -298,6 +298,7 @@ async fn why_a_server_broke_off_is_told_to_the_calls_that_were_out() {
         let CallError::Lost { ref source, .. } = error else { panic!("{error:?}") };
         // One that drains had promised to finish.
         assert_eq!((matches!(source, LostCause::GoneAway(_)), words(&error).contains("frame 7 is bad")), (said, said));
+        until_client_idle(&client).await;
     }
 }
 

@@ -19,7 +19,7 @@ use crate::support::{
     raw::{Flood, cancel, frame, hello, hello_with, response},
     scripted::{Calling, first_call, scripted, scripted_with},
     shims::Manner,
-    within,
+    until_client_idle, within,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -84,6 +84,7 @@ async fn a_server_that_breaks_the_protocol_fails_the_calls_that_wait_and_is_told
         let Got::GoAway { reason: GoAwayReason::ProtocolError, message, .. } = told else { panic!("{what}: {told:?}") };
         assert!(message.contains(names), "{what}: {message}");
         assert!(matches!(server.peer.next().await, Got::End));
+        until_client_idle(&client).await;
     }
 }
 
@@ -111,6 +112,7 @@ async fn something_that_is_no_server_of_ours_is_named_and_not_called_in_a_loop()
         }
         assert!(servers.try_recv().is_err(), "it was called again at once");
         next_call_is_fine(&client, &mut servers).await;
+        until_client_idle(&client).await;
     }
 }
 
@@ -135,7 +137,7 @@ async fn a_malformed_response_costs_its_call_and_the_others_go_on() {
         assert_ne!(error.executed(), Executed::Never, "{what}");
         server.reply(ids[1], 2_u64).await;
         assert_eq!(good.await.unwrap().unwrap(), 2, "{what}");
-        assert_eq!(client.snapshot().calls, 0);
+        until_client_idle(&client).await;
     }
 }
 
@@ -148,6 +150,7 @@ async fn a_reply_that_is_not_what_was_asked_for_costs_its_call() {
     server.reply(ids[1], 2_u64).await;
     assert_eq!(good.await.unwrap().unwrap(), 2);
     assert_eq!(client.snapshot().calls, 0);
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,6 +172,7 @@ async fn frames_that_may_be_ignored_are() {
     server.reply(ids[1], 2_u64).await;
     assert_eq!(second.await.unwrap().unwrap(), 2);
     assert!(client.snapshot().connected);
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -200,6 +204,7 @@ async fn a_server_that_welcomes_no_call_at_once_is_still_called_one_by_one() {
     for call in calls {
         assert_eq!(call.await.unwrap().unwrap(), 7);
     }
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -220,6 +225,7 @@ async fn answers_are_the_same_however_their_bytes_are_split() {
         }
         for (n, call) in (0..).zip(calls) {
             assert_eq!(call.await.unwrap().unwrap(), n);
+            until_client_idle(&client).await;
         }
     }
 }
@@ -244,6 +250,7 @@ async fn a_flood_of_frames_that_answer_nothing_does_not_keep_the_thread() {
         // A runtime of one thread looks at tasks 61 times before it looks at the test.
         assert!(in_one_turn < 61 * 10, "{in_one_turn} reads in one turn");
         assert!(call.await.unwrap().is_err());
+        until_client_idle(&client).await;
     }
 }
 
@@ -269,6 +276,7 @@ async fn answers_that_come_right_before_the_connection_breaks_reach_their_caller
             for (n, caller) in callers.into_iter().enumerate() {
                 assert_eq!(within(caller).await.unwrap().unwrap(), n as u64, "of {calls}");
             }
+            until_client_idle(&client).await;
         }
     }
 }

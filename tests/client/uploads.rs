@@ -14,7 +14,7 @@ use crate::support::{
     parts::{CANCEL, CONT, GO_AWAY, Pieces, REQUEST, RESPONSE, response_opening, response_part},
     raw::{frame, response},
     shims::{Direction, FailingAt, Fault},
-    within,
+    until_client_idle, within,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -56,7 +56,7 @@ async fn an_answer_ends_the_upload_and_leaves_the_slot_to_the_next_call() {
         assert_eq!(outcome.is_ok(), what == "a reply", "{outcome:?}");
         let next = next_call_is_fine(&client, &mut wire, id, MAX_AHEAD + NARROW).await;
         assert_eq!(next.slot(), id.slot(), "{what}");
-        assert_eq!(client.snapshot().calls, 0);
+        until_client_idle(&client).await;
     }
 }
 
@@ -70,6 +70,7 @@ async fn a_malformed_answer_ends_the_upload() {
     let error = call.await.unwrap().unwrap_err();
     assert!(matches!(error, CallError::MalformedResponse { .. }), "{error:?}");
     next_call_is_fine(&client, &mut wire, id, MAX_AHEAD + NARROW).await;
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -91,7 +92,7 @@ async fn a_caller_who_goes_sends_cancel_and_no_part_behind_it() {
         let (cancel, before) = wire.up_to(|piece| piece.kind == CANCEL).await;
         assert!(cancel.id == id && before <= MAX_AHEAD + NARROW, "{before} bytes came first");
         next_call_is_fine(&client, &mut wire, id, 0).await;
-        assert_eq!(client.snapshot().calls, 0);
+        until_client_idle(&client).await;
     }
 }
 
@@ -130,6 +131,7 @@ async fn a_request_whose_last_part_has_not_left_was_never_executed() {
         wire.send(&response_part(id, b"k", false)).await;
         assert_eq!(next.await.unwrap().unwrap(), "ok");
     }
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -141,6 +143,7 @@ async fn a_call_whose_answer_had_begun_may_have_been_executed() {
     drop(wire);
     let error = call.await.unwrap().unwrap_err();
     assert_eq!(error.executed(), Executed::Maybe, "{error:?}");
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,6 +192,7 @@ async fn a_server_that_drains_gets_the_rest_of_what_it_accepted() {
     assert_eq!(call.await.unwrap().unwrap(), "ok");
     assert_eq!(wire.piece().await.kind, GO_AWAY);
     assert!(wire.next().await.is_none());
+    until_client_idle(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -216,5 +220,6 @@ async fn a_go_away_ends_the_uploads_of_calls_that_the_server_did_not_accept() {
         }
         assert_eq!(other.await.unwrap().unwrap(), 1);
         assert!(sent <= MAX_AHEAD + NARROW, "{sent} bytes came after the GOAWAY");
+        until_client_idle(&client).await;
     }
 }
