@@ -6,9 +6,9 @@ use rpc_codec::{CodecId, CodecSet, Hello};
 use rpc_core::limit::Rate;
 
 use crate::{
-    body::LeastRate,
     error::BuildError,
     limits::{Adaptive, MethodLimits, Tenants, WaitQueue},
+    pace::LeastRate,
 };
 
 /// The settings of a server. [`crate::ServerBuilder`] sets them.

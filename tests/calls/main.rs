@@ -34,6 +34,7 @@ mod odd_values;
 mod panic_answers;
 mod panics;
 mod refused;
+mod stream_budget;
 mod stream_credit;
 mod stream_ends;
 mod stream_model;
