@@ -21,6 +21,7 @@ mod errors;
 mod evolving;
 mod exits;
 mod extensions;
+mod late_frames;
 mod limit_changes;
 mod limit_equivalents;
 mod limit_groups;
