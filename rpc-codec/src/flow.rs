@@ -533,6 +533,23 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_in_which_nothing_waits_keeps_hardly_any_buffer() {
+        let (mut inflow, mut intake) = (Inflow::new(1 << 20), Intake::new(1 << 20));
+        for len in [100, 60_000, 300_000] {
+            for _ in 0..2 {
+                inflow.add(len, &vec![7; len as usize], false, MAX).unwrap();
+                assert!(intake.refill(&mut inflow));
+                while intake.next_item().is_some() {}
+            }
+            assert!(!intake.refill(&mut inflow));
+            assert!(intake.batch.capacity() + inflow.items.capacity() <= 2 * MAX_IDLE_LEN, "{len}");
+        }
+        inflow.add(1_000, &[7; 10], true, MAX).unwrap();
+        inflow.close();
+        assert!(!inflow.is_within_item() && inflow.len() == 0 && !inflow.is_wanted());
+    }
+
+    #[test]
     fn credit_beyond_any_window_is_an_error_and_frames_are_paid_for_by_items() {
         let mut outflow = Outflow::new(u32::MAX);
         assert_eq!(outflow.add_credit(1), Err(FlowError::CreditOverflow));

@@ -83,13 +83,7 @@ impl Kept {
         Ok(())
     }
 
-    fn take(
-        &mut self,
-        needed: u64,
-        in_parts: bool,
-        window: u64,
-        budgets: &Budgets,
-    ) -> Result<(), ConcurrencyRefusal> {
+    fn take(&mut self, needed: u64, in_parts: bool, window: u64, budgets: &Budgets) -> Result<(), ConcurrencyRefusal> {
         let steps = needed.next_power_of_two().clamp(LEAST_STEP, window.max(LEAST_STEP));
         let beyond = needed.saturating_sub(window);
         // The frame of an item that is not in parts bounds what it has beyond the window.
