@@ -8,13 +8,14 @@ use rpc_core::limit::{Rate, RateLimit, Ticks};
 /// They pass no limit of calls, cost us more than the peer, and a peer that means well sends few of
 /// them. So they have a rate of their own, far above any honest need.
 ///
-/// Some are honest however many there are, and a call pays for them, whether it was let in or refused:
-/// counters that are too strict cut clients in the middle of an overload. Whoever gives up calls then cancels many
-/// that have just been answered; so each REQUEST pays for one CANCEL. That cannot be had for nothing, because its
-/// answer must be read, or nothing more is. And what was under way when a call ended is late and no fault: each
-/// part of a body or of an item is paid for when that begins, and a stream pays for what its credit allows when it
-/// ends. But to open and cancel streams costs a peer far less than a thousand late frames
-/// each cost us. So these have a rate as well, at which one connection keeps a small part of a core busy.
+/// Some are honest however many there are, and a call pays for them: counters that are too strict cut clients in
+/// the middle of an overload. Whoever gives up calls then cancels many that have just been answered; so each
+/// REQUEST pays for one CANCEL, also one of a method that there is not, or that was refused. A call that is let in
+/// has met the limits, and of one that is not the answer must be read, or nothing more is. And what was under way
+/// when a call ended is late and no fault: each part of a body or of an item is paid for when that begins, and a
+/// stream pays for what its credit allows when it ends. But to open and cancel a stream costs a peer far less than a
+/// thousand late frames cost us. So these have a rate as well, at which one connection keeps a small part of a core
+/// busy.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     /// For frames that nothing has paid for; `None` takes everything.

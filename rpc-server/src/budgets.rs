@@ -84,14 +84,15 @@ impl Kept {
     }
 
     fn take(&mut self, needed: u64, in_parts: bool, window: u64, budgets: &Budgets) -> Result<(), ConcurrencyRefusal> {
-        let steps = needed.next_power_of_two().clamp(LEAST_STEP, window.max(LEAST_STEP));
-        let beyond = needed.saturating_sub(window);
+        let (before, beyond) = (units(&self.connection), needed.saturating_sub(window));
         // The frame of an item that is not in parts bounds what it has beyond the window.
-        let before = units(&self.connection);
         if in_parts && beyond > before {
             grow(&mut self.connection, beyond, &budgets.connection)?;
         }
-        let wanted = if needed <= window { steps } else { needed };
+        let wanted = match beyond {
+            0 => needed.next_power_of_two().clamp(LEAST_STEP, window.max(LEAST_STEP)),
+            _ => needed,
+        };
         if wanted <= units(&self.server) {
             return Ok(());
         }
