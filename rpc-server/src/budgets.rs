@@ -132,7 +132,9 @@ impl Kept {
 
     fn give_back_if_drained(&mut self) {
         if self.taken + self.waiting + self.coming == 0 {
-            (self.server, self.connection) = (None, None);
+            // Kept for the next items, of nothing.
+            shrink(&mut self.server, 0);
+            shrink(&mut self.connection, 0);
         }
     }
 }
@@ -153,12 +155,8 @@ fn grow(
 }
 
 fn shrink(reservation: &mut Option<Reservation>, most: u64) {
-    if units(reservation) <= most {
-        return;
-    }
-    match reservation {
-        Some(reservation) if most > 0 => reservation.resize(most).expect("to give back never fails"),
-        _ => *reservation = None,
+    if let Some(reservation) = reservation.as_mut().filter(|reservation| reservation.units() > most) {
+        reservation.resize(most).expect("to give back never fails");
     }
 }
 
