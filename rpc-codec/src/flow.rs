@@ -546,7 +546,7 @@ mod tests {
         }
         inflow.add(1_000, &[7; 10], true, MAX).unwrap();
         inflow.close();
-        assert!(!inflow.is_within_item() && inflow.len() == 0 && !inflow.is_wanted());
+        assert!(!inflow.is_within_item() && inflow.is_empty() && !inflow.is_wanted());
     }
 
     #[test]
