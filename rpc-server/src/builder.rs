@@ -203,13 +203,19 @@ impl ServerBuilder {
     /// Bytes of request bodies that arrive in parts, in the whole server. A call takes the length that
     /// its first part claims before any memory is spent, and gives it back when its response has been
     /// written; one that finds too little left is refused. At least [`Self::max_message`].
-    /// Default: 256 MiB.
+    ///
+    /// Items of streams that clients send take their length, and 64 bytes at least, from when they come, or the
+    /// first part of them, until the service has asked for the next ones; a stream takes at least 1 KiB while it
+    /// has any, and one in which nothing waits takes nothing. An item that finds too little left ends its call
+    /// with RESOURCE_EXHAUSTED, executed maybe. Default: 256 MiB.
     pub fn body_budget(mut self, bytes: u64) -> Self {
         self.config.body_budget = bytes;
         self
     }
 
-    /// As [`Self::body_budget`], on each connection. Default: 16 MiB.
+    /// As [`Self::body_budget`], on each connection; but of a stream that the client sends, its whole window is
+    /// taken while it is open, and of a long item what is beyond that. A call that finds too little left for
+    /// its window is refused. Default: 16 MiB.
     pub fn body_budget_per_connection(mut self, bytes: u64) -> Self {
         self.config.body_budget_per_connection = bytes;
         self
@@ -217,15 +223,17 @@ impl ServerBuilder {
 
     /// How many bytes of a stream a client may send before the service takes any, at least 64 KiB; an
     /// item counts as 64 at least. While such a stream is open, its window is taken out of
-    /// [`Self::body_budget`] and [`Self::body_budget_per_connection`]: with the defaults, 256 on each
-    /// connection. A larger window lets a stream from far away go faster. Default: 64 KiB.
+    /// [`Self::body_budget_per_connection`]: with the defaults, 256 may be open on each connection. Out of
+    /// [`Self::body_budget`] only what has been sent is taken. A larger window lets a stream from far away go
+    /// faster. Default: 64 KiB.
     pub fn stream_window(mut self, bytes: u32) -> Self {
         self.config.stream_window = bytes;
         self
     }
 
     /// How many bytes per second of a body in parts must arrive, on the average and after ten seconds
-    /// of grace. A call whose body comes more slowly is refused. `None` takes any rate.
+    /// of grace, and of an item in parts. A call whose body comes more slowly is refused, one whose item does is
+    /// ended. `None` takes any rate.
     /// Default: 16 KiB.
     pub fn min_body_rate(mut self, bytes_per_second: impl Into<Option<u32>>) -> Self {
         self.config.min_body_rate = bytes_per_second.into();
@@ -291,8 +299,10 @@ impl ServerBuilder {
 
     /// Frames per second on each connection that open no call: PING, PONG that nobody asked for, CANCEL
     /// of calls that have ended beyond one for each call, requests that are malformed, and what the
-    /// protocol asks to ignore. A client that sends more is told so and closed. `None` takes any
-    /// number. Default: 1,000 with a burst of 10,000.
+    /// protocol asks to ignore. A client that sends more is told so and closed. What an honest client may have
+    /// under way when a call ends, such as items for which a stream had credit, is not among them; of that one may
+    /// send 1,000,000 frames a second, with a burst of as many. `None` takes any number of either.
+    /// Default: 1,000 with a burst of 10,000.
     pub fn control_frame_rate(mut self, rate: impl Into<Option<Rate>>) -> Self {
         self.config.control_frame_rate = rate.into();
         self

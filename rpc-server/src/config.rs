@@ -6,9 +6,9 @@ use rpc_codec::{CodecId, CodecSet, Hello};
 use rpc_core::limit::Rate;
 
 use crate::{
-    body::LeastRate,
     error::BuildError,
     limits::{Adaptive, MethodLimits, Tenants, WaitQueue},
+    pace::LeastRate,
 };
 
 /// The settings of a server. [`crate::ServerBuilder`] sets them.
@@ -51,15 +51,15 @@ pub(crate) struct Config {
     /// Bounds what one peer may make us buffer.
     pub(crate) max_frame: u32,
     pub(crate) max_message: u32,
-    /// Bytes of bodies in parts, from their first part until the response has been written: what is
-    /// put together from parts is memory that a peer fills.
+    /// Bytes of bodies in parts, from their first part until the response has been written, and of items until
+    /// services have consumed them: what waits there is memory that a peer fills.
     pub(crate) body_budget: u64,
     /// So that one connection cannot take all of it.
     pub(crate) body_budget_per_connection: u64,
-    /// What a client may send of a stream before the service takes any; kept out of the budget of bodies
+    /// What a client may send of a stream before the service takes any; kept out of the budget of its connection
     /// while the stream is open. Two parts: one is consumed while the other is under way.
     pub(crate) stream_window: u32,
-    /// A body that comes more slowly holds its budget for too long. None takes any rate.
+    /// A body, or an item, that comes more slowly holds its budget for too long. None takes any rate.
     pub(crate) min_body_rate: Option<u32>,
     /// Who connects and says nothing at all wants nothing, and is not waited for any longer than it
     /// takes to say something.
@@ -216,7 +216,7 @@ impl Config {
         Ok(())
     }
 
-    /// How slowly a body in parts may come.
+    /// How slowly a body or an item in parts may come.
     pub(crate) fn least_body_rate(&self) -> Option<LeastRate> {
         self.min_body_rate.map(|bytes_per_second| LeastRate { bytes_per_second, grace: BODY_GRACE })
     }

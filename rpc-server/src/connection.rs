@@ -12,7 +12,7 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{DecodeError, FrameDecoder, GoAwayReason, Hello, SendBounds, encode_go_away};
-use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Status, limit::ConcurrencyLimit};
+use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Status};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     task::{JoinSet, coop},
@@ -21,6 +21,7 @@ use tokio::{
 use crate::{
     allowance::Allowance,
     batch::Batch,
+    budgets::Budgets,
     clock::{self, Reading},
     cut::Cut,
     ending::{CLOSE_WHEN_BROKEN, CLOSED_BY_HANDLER, FOREVER},
@@ -71,8 +72,8 @@ pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     pub(crate) bounds: SendBounds,
     /// The credit of a stream to the client.
     pub(crate) client_window: u32,
-    /// Bytes of bodies that arrive in parts; made with the first of them.
-    pub(crate) bodies: Option<Arc<ConcurrencyLimit>>,
+    /// Of bytes of bodies and streams; made with the first of them.
+    pub(crate) budgets: Option<Budgets>,
     pub(crate) decoder: FrameDecoder,
     pub(crate) state: State,
     /// The client said GOAWAY: the end of its stream is then no loss.
@@ -183,7 +184,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             going_away: None,
             bounds: SendBounds { max_frame: hello.max_frame, max_message: hello.max_message },
             client_window: hello.stream_window,
-            bodies: None,
+            budgets: None,
             decoder: FrameDecoder::new(server.config.max_frame),
             state,
             client_leaves: false,
@@ -285,7 +286,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         let read = self.read(cx)?;
         if matches!(read, ReadEnd::Dry) {
-            self.refuse_slow_bodies(now);
+            self.end_slow_parts(now);
         }
         // Tasks that were spawned just now wake us only once they have been polled for.
         self.poll_tasks(cx);

@@ -53,12 +53,13 @@ pub struct Snapshot {
     /// Bytes of items that services have sent and connections have not taken, and that have come and services have
     /// not taken.
     pub stream_bytes: u64,
-    /// Bytes reserved for request bodies that came, or come, in parts, and for the windows of streams that clients
-    /// send.
+    /// Bytes reserved for request bodies that came, or come, in parts, and for items of clients' streams that services
+    /// have not consumed. Windows of streams that are open take none.
     pub body_bytes: u64,
     /// Received bytes of frames that are not whole yet, or whose turn has not come.
     pub inbound_bytes: u64,
-    /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
+    /// Calls turned away, by the name of the limit, or by the reason when no limit refused. Calls that were ended
+    /// because an item came too slowly or found no room are among them.
     pub refused: BTreeMap<&'static str, u64>,
     /// The same calls by the reason, such as those that found a queue full.
     pub refused_by_reason: BTreeMap<&'static str, u64>,

@@ -44,6 +44,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         match frame {
             Frame::Request(request) => {
                 self.request(&request, cx, now)?;
+                if request.more {
+                    self.note_parts(request.body_len, request.body);
+                }
                 if request.kind.client_sends() {
                     self.note_stream_opening(request.id);
                 }
@@ -57,7 +60,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             Frame::GoAway(_) => self.charge(now)?,
             Frame::Malformed { id, .. } => {
                 self.charge(now)?;
-                if self.opens(id)? {
+                if self.opens(id, now)? {
                     self.refuse(id, None, 0, &Refusal::new(RefusalReason::MalformedRequest));
                 }
             }
@@ -79,7 +82,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Charges the peer for a frame that opens no call.
     pub(crate) fn charge(&self, now: Reading) -> Result<(), Broken> {
-        if self.allowance.takes(now.ticks) { Ok(()) } else { Err(Broken::Cut(Cut::Flood)) }
+        within_rate(self.allowance.takes(now.ticks))
     }
 
     pub(crate) fn ignore_frame(&mut self) {
@@ -88,7 +91,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Checks and notes the id of an opening frame. `false` for a call that nobody waits for: the
     /// client knows from our GOAWAY that it was never executed.
-    fn opens(&mut self, id: CallId) -> Result<bool, Broken> {
+    fn opens(&mut self, id: CallId, now: Reading) -> Result<bool, Broken> {
         if id <= self.last_id {
             let message = format!("call {id} does not come after call {}", self.last_id);
             return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
@@ -97,14 +100,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.allowance.opened();
         let accepted = self.going_away.is_none_or(|last| id <= last);
         if !accepted {
+            // It crossed our GOAWAY on the way.
             self.ignore_frame();
+            within_rate(self.allowance.takes_free(now.ticks))?;
         }
         Ok(accepted)
     }
 
     fn request(&mut self, request: &RequestFrame<'_>, cx: &mut TaskContext<'_>, now: Reading) -> Result<(), Broken> {
         let id = request.id;
-        if !self.opens(id)? {
+        if !self.opens(id, now)? {
             return Ok(());
         }
         let Some(method) = self.server.methods.find(request.head.method) else {
@@ -128,17 +133,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Ok(());
         }
         let mut permit = CallPermit::default();
-        // What a client's stream may send before anything of it is taken is kept like a body.
-        let window = if request.kind.client_sends() { self.server.config.stream_window } else { 0 };
-        let kept = window.saturating_add(if request.more { request.body_len } else { 0 });
-        if kept > 0 {
-            match self.reserve_body(kept) {
-                Ok(bytes) => permit.reserve(bytes),
-                Err(refusal) => {
-                    self.refuse(id, Some(method), 0, &refusal);
-                    return Ok(());
-                }
-            }
+        if (request.more || request.kind.client_sends())
+            && let Err(refusal) = self.reserve(request, &mut permit)
+        {
+            self.refuse(id, Some(method), 0, &refusal);
+            return Ok(());
         }
         let mut opening = Opening {
             id,
@@ -159,6 +158,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let admitted = self.admit(&mut opening, method, &mut Body::InFrame(request.body), 0, cx);
         self.batch.count();
         admitted
+    }
+
+    /// Takes what the rest of a call's body and its client's items may need.
+    fn reserve(&mut self, request: &RequestFrame<'_>, permit: &mut CallPermit) -> Result<(), Refusal> {
+        if request.kind.client_sends() {
+            permit.reserve(self.reserve_window(self.server.config.stream_window)?);
+        }
+        if request.more {
+            permit.reserve(self.reserve_body(request.body_len)?);
+        }
+        Ok(())
     }
 
     /// Answers a call whose client takes the method for one of another kind.
@@ -388,6 +398,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         Ok(())
     }
+}
+
+pub(crate) fn within_rate(is_within: bool) -> Result<(), Broken> {
+    if is_within { Ok(()) } else { Err(Broken::Cut(Cut::Flood)) }
 }
 
 /// Whether permits that come back would let the call pass.

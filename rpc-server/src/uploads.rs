@@ -1,59 +1,53 @@
 //! Bodies that arrive in parts: what they reserve, how they are put together, and how slowly they may
 //! come.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::time::Instant;
 
-use rpc_codec::{GoAwayReason, MIN_PART_LEN};
+use rpc_codec::GoAwayReason;
 use rpc_core::{
     CallId, Refusal, RefusalReason,
-    limit::{ConcurrencyLimit, Reservation},
+    limit::{ConcurrencyRefusal, Reservation},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
     body::Body,
+    budgets::Budgets,
     clock::Reading,
     connection::{Broken, Connection},
-    gauges::CONNECTION_BODIES,
-    in_flight::{Pending, Place, Receiving},
+    in_flight::{InParts, Pending, Place, Receiving, Slow},
 };
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+    /// The budgets of this connection.
+    pub(crate) fn budgets(&mut self) -> &Budgets {
+        let Self { server, budgets, peer, .. } = self;
+        budgets.get_or_insert_with(|| Budgets::of_connection(server, peer))
+    }
+
     /// Takes what a body in parts will need, before any of it is kept.
     pub(crate) fn reserve_body(&mut self, len: u32) -> Result<Reservation, Refusal> {
-        let Self { server, bodies, peer, .. } = self;
-        let config = &server.config;
-        let limit = bodies.get_or_insert_with(|| {
-            let max = Some(server.limits.body_budget_per_connection_word().load(Ordering::Relaxed));
-            let limit = ConcurrencyLimit::within(Arc::clone(&server.gauges.bodies), CONNECTION_BODIES, max)
-                .expect("it is never zero");
-            peer.has_limit(&limit);
-            // It may have been changed for those who are known, just before this one was.
-            let max = server.limits.body_budget_per_connection_word().load(Ordering::Relaxed);
-            limit.set_max(Some(max)).expect("it is never zero");
-            limit
-        });
-        limit.try_reserve(len.into()).map_err(|full| {
-            Refusal::new(RefusalReason::BodyBudget)
-                .with_limit(full.limit, full.max, full.in_flight)
-                .with_retry_delay(config.concurrency_retry_delay)
-        })
+        self.budgets().take_body(len).map_err(|full| self.budget_is_full(&full))
+    }
+
+    /// Takes what a stream may send to us, before it opens.
+    pub(crate) fn reserve_window(&mut self, window: u32) -> Result<Reservation, Refusal> {
+        self.budgets().take_window(window).map_err(|full| self.budget_is_full(&full))
+    }
+
+    pub(crate) fn budget_is_full(&self, full: &ConcurrencyRefusal) -> Refusal {
+        Refusal::new(RefusalReason::BodyBudget)
+            .with_limit(full.limit, full.max, full.in_flight)
+            .with_retry_delay(self.server.config.concurrency_retry_delay)
     }
 
     /// Adds a part to the body of a call. The last one starts the call, if it was let through.
     pub(crate) fn add_part(&mut self, id: CallId, part: &[u8], more: bool, now: Reading) -> Result<(), Broken> {
         let Some(key) = self.in_flight.key_of(id) else {
-            // The call was refused, or ended otherwise, while its parts were under way. Long parts pay with
-            // their length.
-            if part.len() < MIN_PART_LEN {
-                return self.late_frame(now);
-            }
-            self.ignore_frame();
-            return Ok(());
+            // The call was refused, or ended otherwise, while its parts were under way.
+            return self.late_frame(now);
         };
+        self.allowance.part_came();
         if self.item_part(key, id, part, more)? {
             return Ok(());
         }
@@ -105,14 +99,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.refuse(id, Some(method), passed, refusal);
     }
 
-    /// Turns away the calls whose bodies come too slowly. Only to be asked when everything that had
+    /// Ends the calls whose bodies or items come too slowly. Only to be asked when everything that had
     /// arrived was read, so that nobody is blamed for what waits for us.
-    pub(crate) fn refuse_slow_bodies(&mut self, now: Instant) {
-        for (key, rate) in self.in_flight.too_slow(now) {
-            let upload = self.in_flight.get_mut(key).and_then(|pending| pending.place.upload_mut());
-            let received = upload.map_or(0, |upload| upload.len());
+    pub(crate) fn end_slow_parts(&mut self, now: Instant) {
+        for Slow { key, of, rate, arrived } in self.in_flight.too_slow(now) {
             let refusal = Refusal::new(RefusalReason::BodyTooSlow);
-            self.refuse_pending(key, &refusal.with_limit("", rate.bytes_per_second.into(), received as u64));
+            let refusal = refusal.with_limit("", rate.bytes_per_second.into(), arrived as u64);
+            match of {
+                InParts::Body => self.refuse_pending(key, &refusal),
+                InParts::Item => self.end_stream(key, &refusal),
+            }
         }
     }
 

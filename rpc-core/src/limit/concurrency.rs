@@ -342,6 +342,29 @@ pub struct Reservation {
     units: u64,
 }
 
+impl Reservation {
+    /// How much is taken.
+    pub const fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// Takes so much more that it is `units`, or gives back what is above them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ConcurrencyLimit::try_reserve`], of what is taken in addition; then it stays as it was. Giving
+    /// back never fails.
+    pub fn resize(&mut self, units: u64) -> Result<(), ConcurrencyRefusal> {
+        if let Some(more) = units.checked_sub(self.units) {
+            self.limit.admit(more, 0).map_err(|full| full.refusal)?;
+        } else {
+            self.limit.release(self.units - units);
+        }
+        self.units = units;
+        Ok(())
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.limit.release(self.units);
@@ -539,6 +562,22 @@ mod tests {
         drop(first);
         assert_eq!((narrow.snapshot().held, wide.snapshot().held), (0, 30));
         assert!(narrow.try_reserve(u64::MAX).is_err() && narrow.try_reserve(70).is_ok());
+    }
+
+    #[test]
+    fn a_reservation_grows_if_there_is_room_and_shrinks_always() {
+        let limit = limit(100);
+        let _other = limit.try_reserve(30).unwrap();
+        let mut bytes = limit.try_reserve(10).unwrap();
+        bytes.resize(70).unwrap();
+        let refusal = bytes.resize(71).unwrap_err();
+        assert_eq!((refusal.in_flight, refusal.units), (100, 1));
+        assert_eq!((bytes.units(), limit.snapshot().held), (70, 100), "it stays as it was");
+        limit.set_max(Some(1)).unwrap();
+        bytes.resize(20).unwrap();
+        assert_eq!((bytes.units(), limit.snapshot().held), (20, 50));
+        drop(bytes);
+        assert_eq!(limit.snapshot().held, 30);
     }
 
     #[test]
