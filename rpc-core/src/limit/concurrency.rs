@@ -225,12 +225,22 @@ impl ConcurrencyLimit {
         let max = max_to_word(max)?;
         match &self.queue {
             Some(queue) => queue.set_max(self, max),
-            None => {
-                self.max.store(max, Ordering::Relaxed);
-                self.open.store(max, Ordering::Relaxed);
-            }
+            None => self.store_both(max),
         }
         Ok(())
+    }
+
+    /// Stores the maximum, and lets newcomers in as far as it reaches. Of several who do so at once, whoever
+    /// is the last to open stores the maximum that stays: it sees what the one before had stored.
+    fn store_both(&self, max: u64) {
+        self.max.swap(max, Ordering::AcqRel);
+        loop {
+            let max = self.max.load(Ordering::Acquire);
+            self.open.swap(max, Ordering::AcqRel);
+            if self.max.load(Ordering::Acquire) == max {
+                return;
+            }
+        }
     }
 
     /// Where calls wait for its permits, if they can.
@@ -243,11 +253,16 @@ impl ConcurrencyLimit {
         at.checked_sub(1).map_or(self, |wider| &self.wider[wider].limit)
     }
 
-    /// How many more units may be taken at this moment.
-    pub(super) fn room(&self) -> u64 {
+    /// What a call takes of the limit at a position.
+    pub(super) fn units_at(&self, at: usize) -> u64 {
+        at.checked_sub(1).map_or(1, |wider| self.wider[wider].units)
+    }
+
+    /// The maximum, and how many units are taken at this moment.
+    pub(super) fn max_and_in_flight(&self) -> (u64, u64) {
         let acquired = self.acquired.load(Ordering::Acquire);
         let in_flight = acquired.saturating_sub(self.released.load(Ordering::Acquire));
-        self.max.load(Ordering::Relaxed).saturating_sub(in_flight)
+        (self.max.load(Ordering::Relaxed), in_flight)
     }
 
     /// Stores the maximum. Newcomers are held to it, or to nothing at all while others wait.

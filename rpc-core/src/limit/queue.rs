@@ -1,9 +1,6 @@
 //! Where calls wait for a permit: bounded, in order, and fair between those who ask.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    task::Waker,
-};
+use std::{collections::BTreeMap, mem, task::Waker};
 
 use super::{
     concurrency::ConcurrencyLimit,
@@ -25,6 +22,9 @@ use super::{
 /// Who is called takes its permit itself, or finds that there is none and waits on, in its old place.
 /// Nothing is handed over that could be lost when a waiter goes away; it only leaves, and then others are
 /// called. While anybody waits the limit is closed to newcomers.
+///
+/// As many are called as there is room for, each with what it takes. If there is too little for the next
+/// one, nobody else is called: a heavy call is not passed by light ones for as long as there are any.
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     /// How many wait; changed under the lock, read without it by who gives back.
@@ -61,32 +61,40 @@ pub(super) struct QueueFull {
 struct Lines {
     max_waiting: u64,
     /// Never an empty line.
-    lines: BTreeMap<u64, BTreeMap<u64, Waker>>,
-    called: BTreeSet<Place>,
+    lines: BTreeMap<u64, BTreeMap<u64, Waiter>>,
+    /// With the room that is kept for each.
+    called: BTreeMap<Place, u64>,
     /// The line that is called next, or the first one behind it.
     next: u64,
     waiting: u64,
     pushed_out: u64,
 }
 
+#[derive(Debug)]
+struct Waiter {
+    /// What it takes of the limit.
+    units: u64,
+    waker: Waker,
+}
+
 impl WaitQueue {
     pub(super) fn new(max_waiting: u64) -> Self {
         let lines = BTreeMap::new();
-        let lines = Lines { max_waiting, lines, called: BTreeSet::new(), next: 0, waiting: 0, pushed_out: 0 };
+        let lines = Lines { max_waiting, lines, called: BTreeMap::new(), next: 0, waiting: 0, pushed_out: 0 };
         Self { waiting: AtomicU64::new(0), lines: Mutex::new(lines) }
     }
 
-    /// Adds a waiter that was refused by `limit`. The first one is called at once: a permit may have
+    /// Adds a waiter that was refused `units` by `limit`. The first one is called at once: a permit may have
     /// come back since.
-    pub(super) fn join(&self, limit: &ConcurrencyLimit, place: Place) -> Result<(), QueueFull> {
+    pub(super) fn join(&self, limit: &ConcurrencyLimit, place: Place, units: u64) -> Result<(), QueueFull> {
         let pushed_out;
         {
             let mut lines = self.lock();
             pushed_out = lines.make_room(place.line)?;
             if lines.waiting == 0 {
-                lines.called.insert(place);
+                lines.called.insert(place, units);
             } else {
-                lines.add(place, Waker::noop().clone());
+                lines.add(place, Waiter { units, waker: Waker::noop().clone() });
             }
             lines.waiting += 1;
             self.waiting.store(lines.waiting, Ordering::Relaxed);
@@ -98,20 +106,14 @@ impl WaitQueue {
         Ok(())
     }
 
-    /// Whether it is the turn of the waiter at `place`, which then is to try. It does so from its old
-    /// place: whatever is given back from now on calls it again.
-    pub(super) fn look(&self, place: Place, waker: &Waker) -> Found {
-        let mut lines = self.lock();
-        let called = lines.called.remove(&place);
-        if !called && !lines.has(place) {
-            return Found::PushedOut;
-        }
-        lines.add(place, waker.clone());
-        if called {
-            lines.next = place.line;
-            return Found::Called;
-        }
-        Found::NotCalled
+    /// Whether it is the turn of the waiter at `place`, which takes so many `units`, and then is to try. It
+    /// does so from its old place: whatever is given back from now on calls it again.
+    pub(super) fn look(&self, place: Place, units: u64, waker: &Waker) -> Found {
+        // A waker is another's code, to be cloned as well as to be dropped: neither is done under the lock.
+        let waiter = Waiter { units, waker: waker.clone() };
+        let (found, replaced) = self.lock().look(place, waiter);
+        drop(replaced);
+        found
     }
 
     /// Takes a waiter out, wherever it is, and calls others if there is room for them. If it was
@@ -122,17 +124,18 @@ impl WaitQueue {
             if served {
                 lines.next = place.line.wrapping_add(1);
             }
-            if !lines.called.remove(&place) && lines.take(place).is_none() {
-                return;
+            let waiter = lines.take(place);
+            // If it was pushed out it has left already, but may have been called before: then others are now.
+            if lines.called.remove(&place).is_some() || waiter.is_some() {
+                lines.waiting -= 1;
+                self.waiting.store(lines.waiting, Ordering::Relaxed);
+                if lines.waiting == 0 {
+                    limit.open(true);
+                }
             }
-            lines.waiting -= 1;
-            self.waiting.store(lines.waiting, Ordering::Relaxed);
-            if lines.waiting == 0 {
-                limit.open(true);
-            }
-            lines.call(limit.room())
+            (lines.call(limit), waiter)
         };
-        woken.into_iter().for_each(Waker::wake);
+        woken.0.into_iter().for_each(Waker::wake);
     }
 
     /// Tells the queue that something was given back.
@@ -146,7 +149,7 @@ impl WaitQueue {
 
     #[cold]
     fn call(&self, limit: &ConcurrencyLimit) {
-        let woken = self.lock().call(limit.room());
+        let woken = self.lock().call(limit);
         // Not under the lock: a waker is another's code.
         woken.into_iter().for_each(Waker::wake);
     }
@@ -157,7 +160,7 @@ impl WaitQueue {
             let mut lines = self.lock();
             limit.store_max(max);
             limit.open(lines.waiting == 0);
-            lines.call(limit.room())
+            lines.call(limit)
         };
         woken.into_iter().for_each(Waker::wake);
     }
@@ -186,33 +189,49 @@ impl WaitQueue {
 }
 
 impl Lines {
-    fn has(&self, place: Place) -> bool {
-        self.lines.get(&place.line).is_some_and(|line| line.contains_key(&place.number))
+    /// What the one at `place` finds, and what is to be dropped.
+    fn look(&mut self, place: Place, waiter: Waiter) -> (Found, Option<Waiter>) {
+        if self.called.remove(&place).is_some() {
+            self.next = place.line;
+            return (Found::Called, self.add(place, waiter));
+        }
+        match self.lines.get_mut(&place.line).and_then(|line| line.get_mut(&place.number)) {
+            Some(known) => (Found::NotCalled, Some(mem::replace(known, waiter))),
+            None => (Found::PushedOut, Some(waiter)),
+        }
     }
 
-    fn add(&mut self, place: Place, waker: Waker) {
-        self.lines.entry(place.line).or_default().insert(place.number, waker);
+    fn add(&mut self, place: Place, waiter: Waiter) -> Option<Waiter> {
+        self.lines.entry(place.line).or_default().insert(place.number, waiter)
     }
 
-    fn take(&mut self, place: Place) -> Option<Waker> {
+    fn take(&mut self, place: Place) -> Option<Waiter> {
         let line = self.lines.get_mut(&place.line)?;
-        let waker = line.remove(&place.number);
+        let waiter = line.remove(&place.number);
         if line.is_empty() {
             self.lines.remove(&place.line);
         }
-        waker
+        waiter
     }
 
     /// Calls as many as there is room for, one of each line in turn.
-    fn call(&mut self, room: u64) -> Vec<Waker> {
+    fn call(&mut self, limit: &ConcurrencyLimit) -> Vec<Waker> {
         let mut woken = Vec::new();
-        while (self.called.len() as u64) < room {
+        let (max, in_flight) = limit.max_and_in_flight();
+        let mut taken = self.called.values().copied().fold(in_flight, u64::saturating_add);
+        loop {
             let next = self.lines.range(self.next..).chain(self.lines.range(..self.next)).next();
             let Some((&line, waiters)) = next else { break };
-            let (&number, _) = waiters.first_key_value().expect("no line is empty");
+            let (&number, &Waiter { units, .. }) = waiters.first_key_value().expect("no line is empty");
+            // Who has become too heavy for the limit is called to find that out, and keeps room from nobody.
+            let kept = if units > max { 0 } else { units.max(1) };
+            if taken.saturating_add(kept) > max && kept > 0 {
+                break;
+            }
+            taken += kept;
             let place = Place { line, number };
-            woken.extend(self.take(place));
-            self.called.insert(place);
+            woken.extend(self.take(place).map(|waiter| waiter.waker));
+            self.called.insert(place, kept);
             self.next = line.wrapping_add(1);
         }
         woken
@@ -237,6 +256,6 @@ impl Lines {
         let (&number, _) = self.lines[&longest].last_key_value().expect("no line is empty");
         self.waiting -= 1;
         self.pushed_out += 1;
-        Ok(self.take(Place { line: longest, number }))
+        Ok(self.take(Place { line: longest, number }).map(|waiter| waiter.waker))
     }
 }

@@ -131,7 +131,7 @@ impl Turn {
         let Some(queue) = limit.queue().filter(|_| !full.refusal.never_passes()) else {
             return Err(WaitRefusal::Full(full.refusal));
         };
-        queue.join(limit, self.place).map_err(|full| queue_full(limit, full))?;
+        queue.join(limit, self.place, self.asked.units_at(full.at)).map_err(|full| queue_full(limit, full))?;
         self.at = Some(full.at);
         Ok(())
     }
@@ -165,7 +165,7 @@ impl Future for Turn {
             let at = this.at.expect("a turn is not polled once it was ready");
             let limit = this.asked.limit_at(at);
             let queue = limit.queue().expect("it waits only where there is a queue");
-            match queue.look(this.place, cx.waker()) {
+            match queue.look(this.place, this.asked.units_at(at), cx.waker()) {
                 Found::NotCalled => return Poll::Pending,
                 Found::Called => {}
                 Found::PushedOut => {
@@ -275,6 +275,11 @@ mod tests {
             drop(releases);
             self.run();
             ended
+        }
+
+        /// How many are woken and have not looked.
+        fn woken(&self) -> usize {
+            self.turns.values().filter(|(_, woken)| woken.0.load(Ordering::SeqCst) > 0).count()
         }
 
         fn give_up(&mut self, call: u64) {
@@ -425,6 +430,87 @@ mod tests {
         assert!(call == 3 && matches!(refusal, WaitRefusal::Full(full) if full.never_passes()), "{refusal:?}");
         assert!(matches!(heavy.acquire_or_wait(1), Admission::Refuse(WaitRefusal::Full(full)) if full.never_passes()));
         assert_eq!((limit.waiting(), limit.snapshot().held), (0, 0));
+    }
+
+    #[test]
+    fn a_heavy_call_passes_before_the_light_ones_behind_it_and_is_not_woken_for_less_than_it_takes() {
+        let (limit, mut waiters) = (queued(4, 100), Waiters::default());
+        let heavy = ConcurrencyLimit::all_of([(Arc::clone(&limit), 4)]);
+        (0..4).for_each(|call| waiters.ask(&limit, 1, call));
+        waiters.ask(&heavy, 2, 4);
+        (5..11).for_each(|call| waiters.ask(&limit, 3, call));
+        for _ in 0..3 {
+            drop(waiters.passed.remove(0));
+            assert_eq!(waiters.woken(), 0, "there is not room enough for the one in front");
+            // One behind it goes away, and that is no room either.
+            waiters.give_up(*waiters.turns.keys().next_back().unwrap());
+        }
+        assert_eq!(waiters.end(1), [3]);
+        assert_eq!(waiters.passed(), [4]);
+        assert_eq!(waiters.end(1), [4]);
+        assert_eq!((waiters.passed(), limit.waiting()), (vec![5, 6, 7], 0));
+    }
+
+    #[test]
+    fn as_many_are_woken_as_what_they_take_has_room() {
+        let (bytes, mut waiters) = (queued(1_000, 100), Waiters::default());
+        let of = |len| ConcurrencyLimit::all_of([(Arc::clone(&bytes), len)]);
+        waiters.ask(&of(1_000), 1, 0);
+        for (call, len) in (1..).zip([400, 300, 0, 300, 300, 500]) {
+            waiters.ask(&of(len), 1, call);
+        }
+        drop(waiters.passed.remove(0));
+        assert_eq!(waiters.woken(), 3);
+        waiters.run();
+        assert_eq!(waiters.passed(), [1, 2, 3, 4]);
+        // All that wait have become too heavy but for one: they are told so, and it passes.
+        bytes.set_max(Some(300)).unwrap();
+        waiters.end(4);
+        let refused: Vec<_> = waiters.refused.iter().map(|(call, _)| *call).collect();
+        assert_eq!((waiters.passed(), refused, bytes.waiting()), (vec![5], vec![6], 0));
+    }
+
+    #[test]
+    fn who_was_called_and_pushed_out_before_it_passed_calls_the_others_when_it_leaves() {
+        let (limit, mut waiters) = (queued(2, 2), Waiters::default());
+        (0..2).for_each(|call| waiters.ask(&limit, 1, call));
+        let place = Place { line: 1, number: u64::MAX - 1 };
+        let queue = limit.queue().unwrap();
+        queue.join(&limit, place, 1).unwrap();
+        assert_eq!(queue.look(place, 1, Waker::noop()), Found::Called);
+        waiters.ask(&limit, 1, 2);
+        // The last one of the longest line, which has looked and not passed yet.
+        waiters.ask(&limit, 2, 3);
+        assert_eq!(limit.pushed_out(), 1);
+        queue.leave(&limit, place, true);
+        waiters.end(2);
+        assert_eq!((waiters.passed(), limit.waiting()), (vec![2, 3], 0));
+    }
+
+    /// A waker of another's code, which is not to run under a lock of ours.
+    struct Asks(Arc<ConcurrencyLimit>);
+
+    impl Wake for Asks {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Asks {
+        fn drop(&mut self) {
+            assert!(self.0.max_waiting().is_some());
+        }
+    }
+
+    #[test]
+    fn a_waker_that_asks_for_the_queue_when_it_is_dropped_finds_it() {
+        let limit = queued(1, 2);
+        let _permit = limit.try_acquire().unwrap();
+        let Admission::Wait(mut turn) = limit.acquire_or_wait(1) else { panic!("one is there") };
+        for _ in 0..3 {
+            let waker = Waker::from(Arc::new(Asks(Arc::clone(&limit))));
+            assert!(Pin::new(&mut turn).poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        drop(turn);
+        assert_eq!(limit.waiting(), 0);
     }
 
     #[test]
