@@ -89,9 +89,10 @@ impl ServerBuilder {
         self
     }
 
-    /// Bytes of requests in flight in the whole server, as they are encoded. A call takes the length that
-    /// its request claims before any of it is kept, and gives it back with its permit; one that finds too
-    /// little left is refused. At least [`Self::max_message`]. Default: no limit; but see
+    /// Bytes of requests in flight in the whole server, as they are encoded. A call takes the length of its
+    /// body with its permit, so before it is decoded, and gives it back with that; one that finds too little
+    /// left is refused. A body that comes in parts counts here when it is there, and in [`Self::body_budget`]
+    /// before. At least [`Self::max_message`]. Default: no limit; but see
     /// [`Self::body_budget`].
     pub fn max_bytes_in_flight(mut self, bytes: u64) -> Self {
         self.config.max_bytes_in_flight = Some(bytes);
@@ -202,7 +203,8 @@ impl ServerBuilder {
 
     /// Bytes of request bodies that arrive in parts, in the whole server. A call takes the length that
     /// its first part claims before any memory is spent, and gives it back when its response has been
-    /// written; one that finds too little left is refused. At least [`Self::max_message`].
+    /// written; one that finds too little left is refused. A short body counts for 4 KiB and its metadata: its
+    /// call waits for it without a permit. At least [`Self::max_message`].
     /// Default: 256 MiB.
     pub fn body_budget(mut self, bytes: u64) -> Self {
         self.config.body_budget = bytes;

@@ -31,7 +31,7 @@ pub struct Snapshot {
     /// Calls of blocking methods in flight: those that have or wait for a thread, and those whose
     /// responses are not yet written.
     pub blocking: ConcurrencySnapshot,
-    /// Calls that wait in the pipeline or for their service.
+    /// Calls that wait in the pipeline, for their bodies or for their service.
     pub calls_parked: u64,
     /// Of these, calls that wait for a permit.
     pub calls_waiting: u64,

@@ -466,7 +466,8 @@ impl ServerCore {
         }
         let of_connection = limits.of_plain_connection();
         self.has_limit(peer, &of_connection);
-        pipeline.add_last("concurrency", ConcurrencyHandler::new(of_connection, retry_delay));
+        let handler = ConcurrencyHandler::new(of_connection, retry_delay);
+        pipeline.add_last("concurrency", handler.in_front_of(&limits.blocking));
         if self.methods.any_blocking() {
             pipeline.add_last("blocking", BlockingHandler::new(Arc::clone(&limits.blocking), retry_delay));
         }
