@@ -195,6 +195,16 @@ impl ServerBuilder {
         self
     }
 
+    /// Bytes that frames which have begun may keep in the whole server, beyond the 64 KiB that each connection
+    /// may keep in any case. A longer frame takes what it has beyond them when 64 KiB of it have come, and
+    /// gives it back when it is whole; if too little is left, its connection is not read until there is, and is
+    /// closed if that takes longer than [`Self::frame_timeout`]. Clients of this library send no such frames. At
+    /// least [`Self::max_frame`]. Default: 256 MiB.
+    pub fn frame_budget(mut self, bytes: u64) -> Self {
+        self.config.frame_budget = bytes;
+        self
+    }
+
     /// The longest body of a request in bytes. Default: 4 MiB.
     pub fn max_message(mut self, bytes: u32) -> Self {
         self.config.max_message = bytes;
