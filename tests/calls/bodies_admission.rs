@@ -1,8 +1,15 @@
 //! A call whose body comes in parts has no permit of calls in flight before its body is there. With its first
 //! part it is refused if it would be, so that nobody sends megabytes to hear it then.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
+use futures::future::join_all;
 use rpc_codec::PART_LEN;
 use rpc_core::CallId;
 use sluicegate::{
@@ -11,12 +18,13 @@ use sluicegate::{
     server::{Decision, HolderState, MethodLimits, MethodOptions, ServerBuilder, Service, ServiceMethods, WaitQueue},
 };
 use tokio::{
-    sync::Semaphore,
+    io::AsyncWriteExt,
+    net::TcpStream,
     time::{Instant, sleep},
 };
 
 use crate::support::{
-    Harness, Req,
+    Harness, Req, assert_idle_soon,
     bodies::{
         LEN, LEN64, NARROW, answer_of_begun, assert_refused, begun, complete, is_alive, serve, status_of,
         until_given_back, wire,
@@ -25,7 +33,7 @@ use crate::support::{
     method,
     parts::{GO_AWAY, Piece, Pieces, RESPONSE, frames, opening, part, untouched},
     probe::path,
-    raw::{Got, cancel},
+    raw::{Got, cancel, hello},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -452,7 +460,7 @@ async fn a_stream_whose_arguments_were_refused_when_they_were_there_may_have_ite
 
 /// Has one method that blocks until it may go on.
 #[derive(Clone)]
-struct Press(Arc<Semaphore>);
+struct Press(Arc<AtomicBool>);
 
 impl Service for Press {
     fn name(&self) -> &str {
@@ -461,7 +469,7 @@ impl Service for Press {
 
     fn register(self, methods: &mut ServiceMethods<'_>) {
         methods.blocking("press", MethodOptions::new(), move |_: &Context, (_,): (String,)| {
-            while self.0.try_acquire().is_err() {
+            while !self.0.load(SeqCst) {
                 std::thread::yield_now();
             }
             Ok(())
@@ -473,7 +481,7 @@ const PRESS: Method = Method::new("Press", "press");
 
 #[tokio::test]
 async fn a_body_of_a_blocking_method_is_refused_with_its_first_part_while_all_threads_are_taken() {
-    let gate = Arc::new(Semaphore::new(0));
+    let gate = Arc::new(AtomicBool::new(false));
     let press = Press(Arc::clone(&gate));
     let harness = serve(|builder| builder.max_blocking_calls(1).service(press));
     let mut wire = wire(&harness, NARROW).await;
@@ -484,8 +492,42 @@ async fn a_body_of_a_blocking_method_is_refused_with_its_first_part_while_all_th
     // Others may be long.
     wire.send(&frames(|| untouched(3, method::BYTES), 3, &[7; LEN], 10, 200_000).concat()).await;
     ok(&mut wire, 3).await;
-    gate.add_permits(1);
+    gate.store(true, SeqCst);
     ok(&mut wire, 1).await;
     drop(wire);
     harness.assert_idle().await;
+}
+
+#[tokio::test]
+async fn bodies_that_dribble_through_sockets_cost_a_polite_client_no_call() {
+    let harness = serve(|builder| builder.max_concurrent_calls(2));
+    let sockets = harness.sockets().await;
+    let mut slow = Vec::new();
+    for _ in 0..8 {
+        let mut socket = TcpStream::connect(sockets.address).await.unwrap();
+        socket.write_all(&hello()).await.unwrap();
+        for id in 1..=24 {
+            socket.write_all(&opening(untouched(id, method::BYTES), LEN, &[7; 10])).await.unwrap();
+        }
+        slow.push(socket);
+    }
+    harness.until("all have begun", |harness| harness.snapshot().calls_parked == 8 * 24).await;
+    let client = sockets.client();
+    for round in 0..200_u64 {
+        let pair = [2 * round, 2 * round + 1].map(|nonce| client.call::<_, u64>(method::NONCE, (nonce, 1_u32)));
+        for answer in join_all(pair).await {
+            answer.expect("there are two permits, and nobody else has one");
+        }
+        // A part each, now and then.
+        let socket = &mut slow[round as usize % 8];
+        socket.write_all(&part(1 + round / 8 % 24, &[7; 4_096], true)).await.unwrap();
+    }
+    let body = sluicegate::Bytes::from(vec![7; LEN]);
+    assert!(client.call_bytes(method::BYTES, body.clone()).await.unwrap() == body, "an honest upload passes, too");
+    let snapshot = harness.snapshot();
+    assert_eq!((snapshot.calls.acquired, snapshot.calls_parked), (401, 8 * 24));
+    assert!(snapshot.refused.is_empty());
+    drop((slow, client));
+    assert_idle_soon(&harness.handle).await;
+    sockets.shut_down().await;
 }
