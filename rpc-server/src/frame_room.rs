@@ -99,6 +99,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         FrameRoom::Taken { _permit: permit }
     }
 
+    /// Lets others come first while we do not read for another reason: nobody is called behind one who does not
+    /// come. It asks again when we do.
+    pub(crate) fn leave_queue_for_room(&mut self) {
+        if self.awaits_room() {
+            self.frame_room = None;
+        }
+    }
+
     /// Whether the frame that has begun is not read for want of room.
     pub(crate) fn awaits_room(&self) -> bool {
         matches!(self.frame_room.as_deref(), Some(FrameRoom::Awaited { .. }))

@@ -299,6 +299,34 @@ async fn whoever_is_lost_leaves_its_room_or_its_place_to_others() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_does_not_read_its_answers_keeps_nobody_from_the_room_it_waited_for() {
+    let harness = one_at_a_time(|builder| builder.write_high_water(1)).plain("it counts bytes");
+    let (mut first, mut second) = (wire(&harness, NARROW).await, wire(&harness, NARROW).await);
+    first.send(&long(1)[..FREE]).await;
+    until_begun(&harness).await;
+    for id in 1..=1_000 {
+        second.send(&Req::new(id, method::GATE, (id,)).bytes()).await;
+    }
+    harness.until_running(1_000).await;
+    second.send(&long(1_001)[..FREE]).await;
+    until_waiting(&harness, 1).await;
+    harness.probe.open_gate();
+    until_waiting(&harness, 0).await;
+    first.send(&long(1)[FREE..]).await;
+    answer(&mut first, 1).await;
+    first.send(&long(2)).await;
+    answer(&mut first, 2).await;
+    // It has its turn when it reads again.
+    for _ in 1..=1_000 {
+        assert_eq!(second.piece().await.kind, RESPONSE);
+    }
+    second.send(&long(1_001)[FREE..]).await;
+    answer(&mut second, 1_001).await;
+    drop((first, second));
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_drain_does_not_wait_for_frames_that_wait_for_room() {
     let harness = one_at_a_time(|builder| builder);
     let (mut first, mut second) = (harness.peer().await, harness.peer().await);
