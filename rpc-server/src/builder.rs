@@ -89,9 +89,10 @@ impl ServerBuilder {
         self
     }
 
-    /// Bytes of requests in flight in the whole server, as they are encoded. A call takes the length that
-    /// its request claims before any of it is kept, and gives it back with its permit; one that finds too
-    /// little left is refused. At least [`Self::max_message`]. Default: no limit; but see
+    /// Bytes of requests in flight in the whole server, as they are encoded. A call takes the length of its
+    /// body with its permit, so before it is decoded, and gives it back with that; one that finds too little
+    /// left is refused. A body that comes in parts counts here when it is there, and in [`Self::body_budget`]
+    /// before. At least [`Self::max_message`]. Default: no limit; but see
     /// [`Self::body_budget`].
     pub fn max_bytes_in_flight(mut self, bytes: u64) -> Self {
         self.config.max_bytes_in_flight = Some(bytes);
@@ -194,6 +195,16 @@ impl ServerBuilder {
         self
     }
 
+    /// Bytes that frames which have begun may keep in the whole server, beyond the 64 KiB that each connection
+    /// may keep in any case. A longer frame takes what it has beyond them when 64 KiB of it have come, and
+    /// gives it back when it is whole; if too little is left, its connection is not read until there is, and is
+    /// closed if that takes longer than [`Self::frame_timeout`]. Clients of this library send no such frames. At
+    /// least [`Self::max_frame`]. Default: 256 MiB.
+    pub fn frame_budget(mut self, bytes: u64) -> Self {
+        self.config.frame_budget = bytes;
+        self
+    }
+
     /// The longest body of a request in bytes. Default: 4 MiB.
     pub fn max_message(mut self, bytes: u32) -> Self {
         self.config.max_message = bytes;
@@ -202,7 +213,8 @@ impl ServerBuilder {
 
     /// Bytes of request bodies that arrive in parts, in the whole server. A call takes the length that
     /// its first part claims before any memory is spent, and gives it back when its response has been
-    /// written; one that finds too little left is refused. At least [`Self::max_message`].
+    /// written; one that finds too little left is refused. A short body counts for 4 KiB and its metadata: its
+    /// call waits for it without a permit. At least [`Self::max_message`].
     ///
     /// Items of streams that clients send take their length, and 64 bytes at least, from when they come, or the
     /// first part of them, until the service has asked for the next ones; a stream takes at least 1 KiB while it

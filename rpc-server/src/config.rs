@@ -50,6 +50,9 @@ pub(crate) struct Config {
     pub(crate) max_connections: u64,
     /// Bounds what one peer may make us buffer.
     pub(crate) max_frame: u32,
+    /// Each connection may have one frame that has begun. What they keep beyond 64 KiB is bounded for all
+    /// together.
+    pub(crate) frame_budget: u64,
     pub(crate) max_message: u32,
     /// Bytes of bodies in parts, from their first part until the response has been written, and of items until
     /// services have consumed them: what waits there is memory that a peer fills.
@@ -121,6 +124,7 @@ impl Default for Config {
             concurrency_retry_delay: Duration::from_millis(10),
             max_connections: 10_000,
             max_frame: 256 * 1024,
+            frame_budget: 256 * 1024 * 1024,
             max_message: 4 * 1024 * 1024,
             body_budget: 256 * 1024 * 1024,
             body_budget_per_connection: 16 * 1024 * 1024,
@@ -196,8 +200,9 @@ impl Config {
                 other_value: self.stream_window.into(),
             });
         }
-        // Otherwise a body or a stream that may be sent could never pass.
+        // Otherwise a frame, a body or a stream that may be sent could never pass.
         for (setting, value, other, other_value) in [
+            ("max_frame", self.max_frame.into(), "frame_budget", self.frame_budget),
             ("max_message", self.max_message.into(), "body_budget_per_connection", self.body_budget_per_connection),
             ("max_message", self.max_message.into(), "body_budget", self.body_budget),
             ("stream_window", self.stream_window.into(), "body_budget_per_connection", self.body_budget_per_connection),

@@ -32,9 +32,12 @@ use crate::{
 /// The pending calls of one connection.
 ///
 /// ```text
-///   pipeline --Wait--> Waiting --Pass--> Receiving --whole--> Slot (polled in place) ---> answered
-///        \___________________\_______________\_______________/  \-- too slow --> Task --/
+///   pipeline --AwaitBody--> Receiving --whole--> pipeline --Wait--> Waiting --Pass--> pipeline
+///   pipeline --Pass--> Slot (polled in place) ---> answered
+///                        \-- too slow --> Task --/
 /// ```
+///
+/// What waits for a permit has its body, and what waits for its body has no permit of what it comes to then.
 ///
 /// Cancelling, expiry and the end of the connection take a call out of any of these states.
 #[derive(Debug)]
@@ -71,7 +74,7 @@ pub(crate) enum Place {
     Task { abort: AbortHandle, context: Context },
     /// It waits in the pipeline at this position.
     Waiting(Box<Waiting>),
-    /// It was let through, and waits for the rest of its body.
+    /// It waits for the rest of its body.
     Receiving(Box<Receiving>),
 }
 
@@ -80,6 +83,8 @@ pub(crate) enum Place {
 pub(crate) struct Receiving {
     pub(crate) opening: Opening,
     pub(crate) upload: Upload,
+    /// The handler that is asked next, or their number if all have let it pass.
+    pub(crate) at: usize,
 }
 
 /// A call that waits in the pipeline for a handler's future to decide.

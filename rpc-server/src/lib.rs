@@ -34,6 +34,7 @@ mod dispatch;
 mod ending;
 mod error;
 mod feedback;
+mod frame_room;
 mod gauges;
 pub mod handlers;
 mod health;

@@ -1,11 +1,11 @@
 //! Bodies that arrive in parts: what they reserve, how they are put together, and how slowly they may
 //! come.
 
-use std::time::Instant;
+use std::{task::Context as TaskContext, time::Instant};
 
-use rpc_codec::GoAwayReason;
+use rpc_codec::{GoAwayReason, MIN_PART_LEN};
 use rpc_core::{
-    CallId, Refusal, RefusalReason,
+    CallId, Metadata, Refusal, RefusalReason,
     limit::{ConcurrencyRefusal, Reservation},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -13,10 +13,18 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::{
     body::Body,
     budgets::Budgets,
+    call::Opening,
     clock::Reading,
     connection::{Broken, Connection},
     in_flight::{InParts, Pending, Place, Receiving, Slow},
 };
+
+/// What a call with such a body takes of the budgets. It waits for the body without a permit, so what is kept
+/// of the call itself is bounded here as well: a body of a few bytes counts for more than them.
+pub(crate) fn kept_len(body_len: u32, metadata: &Metadata) -> u32 {
+    // Metadata is far shorter than that.
+    body_len.max(LEAST_KEPT.saturating_add(metadata.encoded_len() as u32))
+}
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// The budgets of this connection.
@@ -41,8 +49,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             .with_retry_delay(self.server.config.concurrency_retry_delay)
     }
 
-    /// Adds a part to the body of a call. The last one starts the call, if it was let through.
-    pub(crate) fn add_part(&mut self, id: CallId, part: &[u8], more: bool, now: Reading) -> Result<(), Broken> {
+    /// Adds a part to the body of a call. With the last one the call goes on through the pipeline.
+    pub(crate) fn add_part(
+        &mut self,
+        id: CallId,
+        part: &[u8],
+        more: bool,
+        cx: &mut TaskContext<'_>,
+        now: Reading,
+    ) -> Result<(), Broken> {
         let Some(key) = self.in_flight.key_of(id) else {
             // The call was refused, or ended otherwise, while its parts were under way.
             return self.late_frame(now);
@@ -58,31 +73,45 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         };
         match upload.add(part, more) {
             Ok(false) => {}
-            Ok(true) => self.received(key, now),
+            Ok(true) => self.received(key, cx, now)?,
             Err(_) => self.refuse_pending(key, &Refusal::new(RefusalReason::MalformedRequest)),
         }
         Ok(())
     }
 
-    /// Starts a call whose body is complete, unless it still waits in the pipeline.
-    fn received(&mut self, key: usize, now: Reading) {
+    /// Lets a call wait for the rest of its body, at the handler in position `at`.
+    pub(crate) fn await_body(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>, at: usize) {
+        let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
+        let upload = body.keep(opening.body_len, opening.received.instant);
+        let stream = self.seat(opening);
+        let place = Place::Receiving(Box::new(Receiving { opening: opening.take(), upload, at }));
+        self.in_flight.insert(Pending { id, method, received, began: received, deadline, place, stream });
+    }
+
+    /// A body is complete: its call goes on where it stopped, unless it waits for a handler.
+    fn received(&mut self, key: usize, cx: &mut TaskContext<'_>, now: Reading) -> Result<(), Broken> {
         if !matches!(self.in_flight.get_mut(key), Some(Pending { place: Place::Receiving(_), .. })) {
-            return;
+            return Ok(());
         }
         let Some(Pending { method, place: Place::Receiving(receiving), stream, .. }) = self.in_flight.remove(key)
         else {
-            return;
+            return Ok(());
         };
-        let Receiving { mut opening, upload } = *receiving;
+        let Receiving { mut opening, upload, at } = *receiving;
+        if let Some(seat) = &stream {
+            // It may be refused yet, and its items be under way.
+            self.note_stream_end(seat);
+        }
         opening.stream = stream;
         opening.let_in = now.instant;
-        if opening.deadline.is_expired(now.instant) {
-            let handlers = self.pipeline.len();
-            self.refuse(opening.id, Some(method), handlers, &Refusal::new(RefusalReason::DeadlineExpired));
+        let admitted = if opening.deadline.is_expired(now.instant) {
+            self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
+            Ok(())
         } else {
-            self.start(&mut opening, method, &mut Body::Kept(upload));
-        }
+            self.admit(&mut opening, method, &mut Body::Kept(upload), at, cx)
+        };
         self.batch.count();
+        admitted
     }
 
     /// Turns a call away that waits in the pipeline or for its body.
@@ -93,7 +122,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         let passed = match &place {
             Place::Waiting(waiting) => waiting.at,
-            _ => self.pipeline.len(),
+            Place::Receiving(receiving) => receiving.at,
+            Place::Slot(_) | Place::Task { .. } => self.pipeline.len(),
         };
         drop(place);
         self.refuse(id, Some(method), passed, refusal);
@@ -119,3 +149,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 }
+
+/// About what a call costs that waits for its body, and no more than a part that is not the last must have.
+const LEAST_KEPT: u32 = MIN_PART_LEN as u32;

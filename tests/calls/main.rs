@@ -5,6 +5,7 @@ mod support;
 
 mod age;
 mod blocking;
+mod bodies_admission;
 mod bodies_budget;
 mod bodies_drain;
 mod bodies_interleaved;
