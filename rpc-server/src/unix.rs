@@ -61,24 +61,45 @@ impl Server {
         let path = path.into();
         let bound = remove_left_over(&path).await.and_then(|()| UnixListener::bind(&path)).and_then(|listener| {
             let file = SocketFile::at(path.clone())?;
-            Ok(BoundUnixServer { server: self.clone(), listener, file })
+            Ok(BoundUnixServer { server: self.clone(), listener: BoundListener { file, listener } })
         });
         bound.map_err(|source| BindError { address: path.display().to_string(), source })
     }
 }
 
-/// A server with a listening Unix socket. The file of the socket is removed with it.
+/// A server with a listening Unix socket. The file of the socket is removed when it listens no more.
 #[derive(Debug)]
 pub struct BoundUnixServer {
     server: Server,
-    listener: UnixListener,
+    listener: BoundListener,
+}
+
+/// A listener with the file of its socket.
+///
+/// The file is dropped first, while the socket is open. As long as it is, nothing else can have its inode; then
+/// the file of a server that has come in its place could not be told from it.
+#[derive(Debug)]
+struct BoundListener {
     file: SocketFile,
+    listener: UnixListener,
+}
+
+impl Listener for BoundListener {
+    type Transport = UnixStream;
+
+    fn accept(&mut self) -> impl Future<Output = io::Result<(UnixStream, Option<SocketAddr>)>> + Send {
+        Listener::accept(&mut self.listener)
+    }
+
+    fn known(&mut self, socket: &UnixStream) -> Extensions {
+        self.listener.known(socket)
+    }
 }
 
 impl BoundUnixServer {
     /// Where the socket is.
     pub fn path(&self) -> &Path {
-        &self.file.path
+        &self.listener.file.path
     }
 
     /// A handle to watch and to stop the server.
@@ -86,16 +107,14 @@ impl BoundUnixServer {
         self.server.handle()
     }
 
-    /// As [`BoundServer::serve`](crate::BoundServer::serve).
+    /// As [`BoundServer::serve`](crate::BoundServer::serve). The socket is gone as soon as the server begins to drain,
+    /// so that another can take its place.
     ///
     /// # Cancel safety
     ///
     /// As there.
     pub async fn serve(self) -> Drained {
-        let Self { server, listener, file } = self;
-        let drained = server.serve_with(listener).await;
-        drop(file);
-        drained
+        self.server.serve_with(self.listener).await
     }
 
     /// As [`BoundServer::serve_until`](crate::BoundServer::serve_until).

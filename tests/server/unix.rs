@@ -1,13 +1,13 @@
 //! Unix sockets: served, called, cleaned up, and who is at the other end.
 
-use std::{fs, io::ErrorKind, os::unix::net::UnixListener, path::PathBuf};
+use std::{fs, future::IntoFuture, io::ErrorKind, os::unix::net::UnixListener, path::PathBuf};
 
 use sluicegate::{
     Client, Context, Server,
     server::{BoundUnixServer, UnixPeer},
 };
 
-use crate::support::assert_idle_soon;
+use crate::support::{Probe, assert_idle_soon, method};
 
 #[sluicegate::service]
 trait Whoami {
@@ -109,4 +109,33 @@ async fn a_socket_that_another_server_has_put_in_place_stays() {
     assert!(folder.socket().exists(), "it is the second one's");
     drop(second);
     assert!(!folder.socket().exists());
+}
+
+#[tokio::test]
+async fn a_socket_is_gone_when_its_server_begins_to_drain_and_another_takes_its_place() {
+    let folder = Folder::new("successor");
+    let probe = Probe::default();
+    let server = Server::builder().service(probe.clone()).build().unwrap();
+    let bound = server.bind_unix(folder.socket()).await.unwrap();
+    let handle = bound.handle();
+    let serving = tokio::spawn(bound.serve());
+    let client = Client::unix(folder.socket());
+    let running = tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)).into_future());
+    while probe.running() == 0 {
+        tokio::task::yield_now().await;
+    }
+    handle.shutdown();
+    while folder.socket().exists() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(handle.snapshot().calls.held, 1, "it drains");
+    let successor = bind(&folder).await;
+    probe.open_gate();
+    running.await.unwrap().unwrap();
+    drop(client);
+    assert!(serving.await.unwrap().cut.is_empty());
+    assert!(folder.socket().exists(), "it is the successor's");
+    drop(successor);
+    assert!(!folder.socket().exists());
+    assert_idle_soon(&handle).await;
 }
