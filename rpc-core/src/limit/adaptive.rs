@@ -1,6 +1,10 @@
 //! Limits of calls in flight that find their maximum themselves.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, TryLockError},
+    time::Duration,
+};
 
 use super::{
     concurrency::{ConcurrencyError, ConcurrencyLimit},
@@ -200,8 +204,18 @@ impl AdaptiveLimit {
     ///
     /// If another thread does so at this very moment, the sample is lost: there are others, and no call
     /// should wait for it.
+    ///
+    /// # Panics
+    ///
+    /// If the algorithm does. The limit then stays as it was, and the next sample is taken into account again.
     pub fn succeeded(&self, latency: Duration) {
-        let Ok(mut state) = self.state.try_lock() else { return };
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            // An algorithm has panicked. The limit is as it was before; what the algorithm makes of the next sample
+            // is its own affair.
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
         let sample = Sample { latency, in_flight: self.limit.snapshot().held };
         let before = state.exact;
         let found = state.algorithm.update(before, sample);
@@ -311,6 +325,25 @@ mod tests {
             assert_eq!(after(&adaptive(Nonsense(nonsense), 10, 1, 20), 3, MS), 10);
         }
         assert_eq!(after(&adaptive(Nonsense(-5.0), 10, 2, 20), 3, MS), 2);
+    }
+
+    #[test]
+    fn an_algorithm_that_panicked_is_asked_again_and_the_limit_has_stayed() {
+        #[derive(Debug)]
+        struct Panics(u32);
+
+        impl LimitAlgorithm for Panics {
+            fn update(&mut self, limit: f64, _: Sample) -> f64 {
+                self.0 += 1;
+                assert!(self.0 > 1, "the first time");
+                limit + 1.0
+            }
+        }
+
+        let adaptive = adaptive(Panics(0), 10, 1, 20);
+        let first = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| adaptive.succeeded(MS)));
+        assert_eq!((first.is_err(), adaptive.limit().max()), (true, Some(10)));
+        assert_eq!(after(&adaptive, 2, MS), 12);
     }
 
     #[test]

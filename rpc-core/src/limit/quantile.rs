@@ -1,4 +1,4 @@
-//! What is usual, from a stream of durations, in one word.
+//! What is usual, from a stream of durations, in two words.
 
 use std::time::Duration;
 
