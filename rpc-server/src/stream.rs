@@ -299,11 +299,17 @@ impl Stream {
     }
 
     /// Puts items into the queue.
+    ///
+    /// Without credit none may be sent, and a peer that got one would end the connection. It costs the call of who
+    /// sends without having asked, and that one alone.
     pub(crate) fn push(&self, batch: &mut Vec<u8>, items: u64, charged: i64) -> Result<(), Status> {
         {
             let mut state = self.lock();
             if let Some(why) = &state.closed {
                 return Err(why.clone());
+            }
+            if state.outflow.credit() <= 0 {
+                return Err(Status::internal("an item was sent before its stream was ready for it"));
             }
             state.outflow.push(batch, items, charged);
             state.note_held();

@@ -171,6 +171,42 @@ async fn items_in_parts_that_stop_are_ended_in_time_and_their_connection_goes_on
     server.assert_idle().await;
 }
 
+/// The service takes what came before the item in parts, and asks for more while that grows.
+#[tokio::test(start_paused = true)]
+async fn an_item_that_grows_stays_charged_whatever_the_service_takes_meanwhile() {
+    let long = 4 * MIB;
+    for how in ["complete", "cancel", "answer"] {
+        let server = FeedServer::new().large();
+        let mut wire = wire(&server.harness, MIB).await;
+        let method = if how == "answer" { "sum_first" } else { "sum" };
+        let open = Req::new(1, named(method), (1_u64,)).sends().bytes();
+        wire.send(&[open, frame(ITEM, 0, 1, &[], &[7]), begun(1, long, &[7; 1_000])].concat()).await;
+        if how == "answer" {
+            let piece = wire.up_to(|piece| piece.kind == RESPONSE).await.0;
+            assert_eq!(piece.id.sequence(), 1);
+        } else {
+            server.until("it has been taken", |server| server.feeder.consumed() == 1).await;
+            for _ in 0..127 {
+                wire.send(&part(1, &[7; 32 * KIB], true)).await;
+            }
+            is_alive(&mut wire, 2).await;
+            assert!(taken(&server) >= long, "{} is kept, and {} of it is charged", long - 31 * KIB, taken(&server));
+        }
+        match how {
+            "complete" => {
+                wire.send(&part(1, &[7; 32 * KIB - 1_000], false)).await;
+                let piece = wire.up_to(|piece| piece.kind == RESPONSE).await.0;
+                assert_ne!(status_of(&piece).code(), StatusCode::Ok, "it is no number");
+            }
+            "cancel" => wire.send(&crate::support::raw::cancel(1)).await,
+            _ => {}
+        }
+        server.until("all is back", |server| taken(server) == 0 && server.snapshot().stream_bytes == 0).await;
+        drop(wire);
+        server.assert_idle().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_item_at_its_rate_arrives_however_long_it_takes_and_without_a_rate_at_any() {
     for (rate, pause) in [(Some(16 * 1024), SECOND / 4), (None, 100 * SECOND)] {

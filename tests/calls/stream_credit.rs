@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use futures::{FutureExt, StreamExt, stream};
+use futures::{FutureExt, SinkExt, StreamExt, stream};
 use rpc_codec::{encode_credit, encode_end, encode_item};
 use rpc_core::CallId;
-use sluicegate::{Bytes, StatusCode, client::LostCause};
+use sluicegate::{Bytes, ItemSender, Status, StatusCode, client::LostCause};
 use tokio::time::{Instant, sleep};
 
 use crate::support::{
-    Got, Req,
+    Got, Harness, Req,
     feed::{FeedClient, FeedServer, named},
     harness::PIPE,
     raw::{ANY, cancel},
@@ -28,6 +28,50 @@ async fn drop_early(feed: &FeedClient, streams: usize, read: usize) {
             assert!(items.message().await.unwrap().is_some(), "{n}");
         }
     }
+}
+
+/// Sends without asking whether it may.
+#[sluicegate::service(package = "test")]
+trait Hasty {
+    async fn hasty(&self, out: ItemSender<Bytes>) -> Result<(), Status>;
+
+    async fn calm(&self) -> u64;
+}
+
+struct Sends;
+
+impl Hasty for Sends {
+    async fn hasty(&self, mut out: ItemSender<Bytes>) -> Result<(), Status> {
+        loop {
+            out.start_send_unpin(Bytes::from(vec![7; 1_000]))?;
+        }
+    }
+
+    async fn calm(&self) -> u64 {
+        7
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_sends_without_asking_ends_its_own_call_when_there_is_no_credit_and_no_other() {
+    let harness = Harness::with(|builder| builder.service(HastyServer::new(Sends)));
+    let client = harness.client();
+    let service: HastyClient = client.service();
+    for _ in 0..3 {
+        let mut items = service.hasty();
+        let (mut received, mut last) = (0, Ok(()));
+        while let Some(item) = items.next().await {
+            match item {
+                Ok(_) => received += 1,
+                Err(error) => last = Err(error.code()),
+            }
+        }
+        assert_eq!((received, last), (132, Err(StatusCode::Internal)), "a window of 128 KiB");
+        assert_eq!(service.calm().await.unwrap(), 7);
+    }
+    assert_eq!(harness.network.attempts(), 1);
+    drop((service, client));
+    harness.assert_idle().await;
 }
 
 #[tokio::test(start_paused = true)]
