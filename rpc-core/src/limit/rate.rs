@@ -74,8 +74,9 @@ impl RateLimit {
     /// Takes `weight` tokens, or says why not. Weight 0 takes none, but needs the limit to be out of
     /// debt as much as any other.
     ///
-    /// `now` may be a little old: one reading of the clock serves a batch of calls. Every caller of
-    /// one limit must read the same [`Clock`](super::Clock).
+    /// `now` may be a little old: one reading of the clock serves a batch of calls. How old is not known to
+    /// whoever serves them, so see [`RateLimit::try_acquire_since`]. Every caller of one limit must read the
+    /// same [`Clock`](super::Clock).
     ///
     /// # Errors
     ///
@@ -83,19 +84,52 @@ impl RateLimit {
     /// slow down those that pass.
     #[inline]
     pub fn try_acquire(&self, weight: u32, now: Ticks) -> Result<RateToken, RateRefusal> {
-        // One attempt where it is called, and all that is rare elsewhere.
+        match self.attempt(weight, now) {
+            Some(token) => Ok(token),
+            None => self.acquire(weight, now, || ()),
+        }
+    }
+
+    /// As [`RateLimit::try_acquire`], for a reading of the clock that may be old by any time. If the call does
+    /// not pass by it, the clock is read again: what others have taken since must neither refuse the call, nor
+    /// look like a clock that went back, for which the limit would be set to empty.
+    ///
+    /// # Errors
+    ///
+    /// As for [`RateLimit::try_acquire`], by what `read` says.
+    #[inline]
+    pub fn try_acquire_since(
+        &self,
+        weight: u32,
+        then: Ticks,
+        read: impl FnOnce() -> Ticks,
+    ) -> Result<RateToken, RateRefusal> {
+        match self.attempt(weight, then) {
+            Some(token) => Ok(token),
+            None => self.look_again(weight, then, read),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_again(&self, weight: u32, then: Ticks, read: impl FnOnce() -> Ticks) -> Result<RateToken, RateRefusal> {
+        self.acquire(weight, read().max(then), || ())
+    }
+
+    /// One attempt, which is in place where it is called; all that is rare is elsewhere. It refuses and heals nothing.
+    #[inline]
+    fn attempt(&self, weight: u32, now: Ticks) -> Option<RateToken> {
         let (setting, next) = (self.setting(), self.next.load(Ordering::Relaxed));
         if weight <= setting.burst {
             let cost = u64::from(weight) * setting.period;
             let debt = next.saturating_sub(now.as_u64());
             if debt <= setting.tolerance() - cost {
                 let after = next.max(now.as_u64()) + cost;
-                if self.next.compare_exchange_weak(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                    return Ok(RateToken { before: next, after });
-                }
+                let swapped = self.next.compare_exchange_weak(next, after, Ordering::Relaxed, Ordering::Relaxed);
+                return swapped.is_ok().then_some(RateToken { before: next, after });
             }
         }
-        self.acquire(weight, now, || ())
+        None
     }
 
     /// Gives a token back if nobody took one since, and says whether it could.
