@@ -10,7 +10,7 @@ use crate::{Snapshot, live::LimitInfo, server::ServerHandle};
 /// | name | kind | labels | meaning |
 /// |---|---|---|---|
 /// | `sluicegate_in_flight` | gauge | `limit` | what is in use of a limit: calls, or connections, or bytes |
-/// | `sluicegate_max` | gauge | `limit` | its maximum, if it has one |
+/// | `sluicegate_max` | gauge | `limit` | its maximum; infinite, if it has none |
 /// | `sluicegate_waiting` | gauge | `limit` | calls that wait for it, if they can |
 /// | `sluicegate_acquired_total` | counter | `limit` | permits ever given out |
 /// | `sluicegate_released_total` | counter | `limit` | permits ever given back |
@@ -56,9 +56,8 @@ impl ServerHandle {
 fn record_limit(limit: &LimitInfo) {
     let name = limit.name;
     gauge!("sluicegate_in_flight", "limit" => name).set(limit.figures.held as f64);
-    if let Some(max) = limit.figures.max {
-        gauge!("sluicegate_max", "limit" => name).set(max as f64);
-    }
+    // Not left out if there is none: it would stay what it was before.
+    gauge!("sluicegate_max", "limit" => name).set(limit.figures.max.map_or(f64::INFINITY, |max| max as f64));
     if limit.max_waiting.is_some() {
         gauge!("sluicegate_waiting", "limit" => name).set(limit.waiting as f64);
     }

@@ -106,6 +106,9 @@ async fn figures_of_limits_queues_refusals_and_times_are_handed_over_under_bound
     harness.handle.record_metrics();
     let counters = ["acquired_total{limit=global}", "released_total{limit=global}", "panics_total{}"];
     assert_eq!(counters.map(|name| kept.get(name)), [2, 2, 0]);
+    harness.handle.limits().set_max("global", None).unwrap();
+    harness.handle.record_metrics();
+    assert_eq!(kept.get("max{limit=global}"), u64::MAX, "it is infinite, and not what it was");
     let gate = path("gate");
     let histograms = [format!("service_seconds{{method={gate}}}"), format!("wait_seconds{{method={gate}}}")];
     assert_eq!(histograms.map(|name| kept.get(&name)), [2, 1]);
