@@ -254,6 +254,21 @@ fn a_newcomer_and_one_who_waits_are_never_in_flight_together_on_a_limit_of_one()
     });
 }
 
+#[test]
+fn of_two_who_set_a_maximum_at_once_the_one_that_stays_is_the_one_that_newcomers_are_held_to() {
+    loom::model(|| {
+        let limit = concurrency_limit(5);
+        let other = {
+            let limit = Arc::clone(&limit);
+            thread::spawn(move || limit.set_max(Some(1)).unwrap())
+        };
+        limit.set_max(Some(2)).unwrap();
+        other.join().unwrap();
+        let permits: Vec<_> = std::iter::from_fn(|| limit.try_acquire().ok()).collect();
+        assert_eq!(limit.max(), Some(permits.len() as u64));
+    });
+}
+
 fn turn(limit: &Arc<ConcurrencyLimit>) -> Turn {
     match limit.acquire_or_wait(1) {
         Admission::Wait(turn) => turn,
