@@ -21,12 +21,14 @@ pub(crate) struct Budgets {
 impl Budgets {
     /// Those of a connection that is new to the server's.
     pub(crate) fn of_connection(server: &ServerCore, peer: &Peer) -> Self {
-        let word = server.limits.body_budget_per_connection_word();
-        let max = Some(word.load(Ordering::Relaxed));
-        let connection = ConcurrencyLimit::new(CONNECTION_BODIES, max).expect("it is never zero");
-        peer.has_limit(&connection);
-        // It may have been changed for those who are known, just before this one was.
-        connection.set_max(Some(word.load(Ordering::Relaxed))).expect("it is never zero");
+        let connection = {
+            // Or a change might come when it has been read and this one is not yet known.
+            let _changing = server.limits.changing();
+            let max = server.limits.body_budget_per_connection_word().load(Ordering::Relaxed);
+            let connection = ConcurrencyLimit::new(CONNECTION_BODIES, Some(max)).expect("it is never zero");
+            peer.has_limit(&connection);
+            connection
+        };
         Self::new(connection, Arc::clone(&server.gauges.bodies))
     }
 

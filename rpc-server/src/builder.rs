@@ -74,16 +74,16 @@ impl ServerBuilder {
         self
     }
 
-    /// Limits of one method, `package.Service/Method`; whatever its attributes say. Default: its
-    /// attributes'.
+    /// Limits of one method, `package.Service/Method`; whatever its attributes say. Said again, what is set
+    /// replaces what was set before, and the rest stays. Default: its attributes'.
     pub fn method_limits(mut self, method: impl Into<String>, limits: MethodLimits) -> Self {
         self.config.method_limits.push((method.into(), limits));
         self
     }
 
     /// The default of each method of a service, `package.Service`, that has no limits of its own. Two
-    /// methods with a maximum of 8 by default may have 16 calls in flight. Default: the attributes of the
-    /// trait.
+    /// methods with a maximum of 8 by default may have 16 calls in flight. Said again, as for
+    /// [`Self::method_limits`]. Default: the attributes of the trait.
     pub fn service_limits(mut self, service: impl Into<String>, limits: MethodLimits) -> Self {
         self.config.service_limits.push((service.into(), limits));
         self
@@ -123,9 +123,12 @@ impl ServerBuilder {
     }
 
     /// Finds the limit of calls of one method, `package.Service/Method`, from how long they take. All floors
-    /// together must fit into [`Self::max_concurrent_calls`]. Default: it is as it was set.
+    /// together must fit into [`Self::max_concurrent_calls`], and each into the maximum that is set for its method,
+    /// which it does not exceed. Default: it is as it was set.
     pub fn adaptive_method_limit(mut self, method: impl Into<String>, adaptive: Adaptive) -> Self {
-        self.config.adaptive_methods.push((method.into(), adaptive));
+        let method = method.into();
+        self.config.adaptive_methods.retain(|(known, _)| *known != method);
+        self.config.adaptive_methods.push((method, adaptive));
         self
     }
 

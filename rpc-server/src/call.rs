@@ -81,7 +81,8 @@ impl Call<'_> {
         self.opening.let_in
     }
 
-    /// When it was received, as rate limits count time.
+    /// When it was received, or had its body or what else it waited for, as rate limits count time: a rate is of
+    /// calls that could go on.
     pub fn received_ticks(&self) -> Ticks {
         self.opening.received.ticks
     }
@@ -154,6 +155,12 @@ impl Call<'_> {
 }
 
 impl Opening {
+    /// Notes that it has waited until now.
+    pub(crate) fn waited_until(&mut self, now: Reading) {
+        self.let_in = now.instant;
+        self.received.ticks = now.ticks;
+    }
+
     /// Moves the call out; what is left behind has neither metadata nor permit nor stream.
     pub(crate) fn take(&mut self) -> Self {
         let (metadata, permit) = (mem::take(&mut self.metadata), mem::take(&mut self.permit));

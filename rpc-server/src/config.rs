@@ -167,7 +167,9 @@ impl Config {
         }
         for (setting, value) in [
             ("first_byte_timeout", Some(self.first_byte_timeout)),
+            ("handshake_timeout", Some(self.handshake_timeout)),
             ("frame_timeout", Some(self.frame_timeout)),
+            ("write_timeout", Some(self.write_timeout)),
             ("idle_timeout", self.idle_timeout),
             ("keepalive_interval", self.keepalive_interval),
             ("keepalive_timeout", Some(self.keepalive_timeout)),

@@ -13,7 +13,9 @@ use rpc_codec::CallKind;
 use rpc_core::limit::{AdaptiveLimit, RunningMedian};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::{clock, config::Config, connection::Connection, error::BuildError, limits::Limits, method::Methods};
+use crate::{
+    clock, config::Config, connection::Connection, error::BuildError, limits::Limits, method::Methods, panics::contain,
+};
 
 /// What is learned from calls, of all connections. It is there only if somebody wants to know: it costs a
 /// reading of the clock for each call.
@@ -51,7 +53,7 @@ impl Feedback {
                 return Err(BuildError::Unknown { what: "method", name: path.clone() });
             };
             let limit = limits.of_method(index).expect("a method with an adaptive limit has one");
-            of_methods[index].adaptive = Some(adaptive.on(limit, None)?);
+            of_methods[index].adaptive = Some(adaptive.on(limit)?);
         }
         #[cfg(feature = "metrics")]
         if config.measure_calls {
@@ -59,8 +61,7 @@ impl Feedback {
                 of.histograms = Some(Histograms::new(method.info.path()));
             }
         }
-        let max = config.max_concurrent_calls;
-        let global = config.adaptive.as_ref().map(|adaptive| adaptive.on(&limits.global, max)).transpose()?;
+        let global = config.adaptive.as_ref().map(|adaptive| adaptive.on(&limits.global)).transpose()?;
         let is_wanted = config.refuse_late_calls
             || global.is_some()
             || !config.adaptive_methods.is_empty()
@@ -95,13 +96,18 @@ impl Feedback {
         self.methods[method as usize].usual.get()
     }
 
+    /// Itself, for handlers, if they refuse what would be late.
+    pub(crate) fn if_it_refuses(self: &Arc<Self>) -> SharedFeedback {
+        self.refuses_late.then(|| Arc::clone(self))
+    }
+
     /// What a call will take, if it has less time left than that and so could only be late; `wait` is
     /// what it would wait before.
     ///
     /// One in sixteen of them is let pass nevertheless: if all were refused, nothing would be learned of such
     /// calls any more, even if they had become quick again.
     pub(crate) fn would_be_late(&self, method: u32, left: Option<Duration>, wait: Wait) -> Option<Duration> {
-        let (left, usual) = (left.filter(|_| self.refuses_late)?, self.usual(method)?);
+        let (left, usual) = (left?, self.usual(method)?);
         let takes = wait.before(usual).saturating_add(usual);
         if left >= takes {
             return None;
@@ -140,8 +146,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             && let info = &self.server.methods.get(method).info
             && info.kind() == CallKind::Unary
             && !info.is_exempt()
+            // The algorithm of a limit may be a user's.
+            && contain("the algorithm of a limit", || feedback.succeeded(method, began)).is_err()
         {
-            feedback.succeeded(method, began);
+            self.count_panic();
         }
     }
 }

@@ -3,7 +3,6 @@
 
 use std::{
     mem,
-    pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
 };
@@ -23,6 +22,7 @@ use crate::{
     cut::Cut,
     ending::CLOSED_BY_HANDLER,
     gauges::CONNECTION,
+    handlers::{expired, with_jitter},
     in_flight::{HandlerFuture, Patience, Pending, Place, Waiting},
     panics::contain,
     pipeline::Decision,
@@ -206,13 +206,28 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         // A task that was cancelled and has not ended is no call any more, but still costs what it holds.
         let pending = self.in_flight.len().max(self.tasks.len()) as u64;
         let max = self.server.limits.max_pending();
-        if pending >= max && !self.server.methods.get(method).info.is_exempt() {
-            // Holds even if the user's pipeline has no limit: parked calls cost memory.
-            return Err(Refusal::new(RefusalReason::ConcurrencyLimit)
-                .with_limit(CONNECTION, max, pending)
-                .with_retry_delay(config.concurrency_retry_delay));
+        // Holds even if the user's pipeline has no limit: parked calls cost memory.
+        if pending >= max { self.has_too_many(pending, method) } else { Ok(()) }
+    }
+
+    /// What is said of one call more on a connection that has as many as it may.
+    #[cold]
+    fn has_too_many(&self, pending: u64, method: u32) -> Result<(), Refusal> {
+        let Self { server, .. } = self;
+        let most = server.limits.max_pending().saturating_add(MAX_EXEMPT);
+        // How the server is shall be told also if it has much to do; but not for any number of calls, each of
+        // which has parts of a body to come.
+        if server.methods.get(method).info.is_exempt() && pending < most {
+            return Ok(());
         }
-        Ok(())
+        let max = server.limits.max_per_connection();
+        let refusal = match server.limits.max_waiting().filter(|_| pending >= max) {
+            Some(max_waiting) => {
+                Refusal::new(RefusalReason::QueueFull).with_limit(CONNECTION, max_waiting, pending - max)
+            }
+            None => Refusal::new(RefusalReason::ConcurrencyLimit).with_limit(CONNECTION, max, pending),
+        };
+        Err(refusal.with_retry_delay(with_jitter(server.config.concurrency_retry_delay)))
     }
 
     /// Passes the call through the pipeline from position `from` on, and starts it if it is let
@@ -248,11 +263,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             };
             match decision {
                 Decision::Refuse(refusal) if is_for_want_of_permits(&refusal) && self.flush_frees(cx)? => from = at,
-                Decision::WaitUntil { otherwise, future, .. }
-                    if is_for_want_of_permits(&otherwise) && self.flush_frees(cx)? =>
-                {
-                    // It may be a user's, and panic.
-                    drop(HandlerFuture::new(future, &self.server.gauges.panics));
+                Decision::WaitUntil { until, otherwise, future } if is_for_want_of_permits(&otherwise) => {
+                    // It may be a user's, and panic when it is dropped: here, or because the write fails.
+                    let future = HandlerFuture::new(future, &self.server.gauges.panics);
+                    if !self.flush_frees(cx)? {
+                        self.wait(opening, method, body, at, future, Some(Patience { until, otherwise }));
+                        return Ok(());
+                    }
                     from = at;
                 }
                 Decision::Carry(permit) => {
@@ -280,14 +297,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     ) -> Result<(), Broken> {
         let id = opening.id;
         match decision {
-            Decision::Refuse(refusal) => self.refuse(id, Some(method), at, &refusal),
+            Decision::Refuse(refusal) => self.refuse_call(opening, method, at, &refusal),
             Decision::Answer(status) => {
                 let status = status.with_executed(Executed::Never);
                 self.respond(id, Some(method), at, Err(status), mem::take(&mut opening.permit).into());
             }
             Decision::AwaitBody => self.await_body(opening, method, body, at),
-            Decision::Wait(future) => self.wait(opening, method, body, at, future, None),
+            Decision::Wait(future) => {
+                let future = HandlerFuture::new(future, &self.server.gauges.panics);
+                self.wait(opening, method, body, at, future, None);
+            }
             Decision::WaitUntil { until, otherwise, future } => {
+                let future = HandlerFuture::new(future, &self.server.gauges.panics);
                 self.wait(opening, method, body, at, future, Some(Patience { until, otherwise }));
             }
             Decision::Close(message) => {
@@ -317,13 +338,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         method: u32,
         body: &mut Body<'_>,
         at: usize,
-        future: Pin<Box<dyn Future<Output = Decision> + Send>>,
+        future: HandlerFuture,
         patience: Option<Patience>,
     ) {
         let key = self.in_flight.next_key();
         let waker = SlotWaker::new(&self.ready, Key::Waiting(key));
         let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
-        let future = HandlerFuture::new(future, &self.server.gauges.panics);
         let upload = body.keep(opening.body_len, opening.received.instant);
         let stream = self.seat(opening);
         let waiting = Waiting { opening: opening.take(), upload, at, future, waker, patience };
@@ -352,20 +372,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Ok(());
         };
         let Waiting { mut opening, upload, at, .. } = *waiting;
-        if let Some(seat) = &stream {
-            // It may be refused yet, and its items be under way.
-            self.note_stream_end(seat);
-        }
         opening.stream = stream;
         let mut body = Body::Kept(upload);
-        let asked = mem::replace(&mut opening.let_in, clock::now());
-        match decision {
+        let asked = opening.let_in;
+        if !matches!(decision, Decision::Wait(_) | Decision::WaitUntil { .. }) {
+            opening.waited_until(Reading::now());
+        }
+        let went_on = match decision {
             // Its deadline is looked at again: it may have passed in this very turn.
             Decision::Pass | Decision::Carry(_) | Decision::AwaitBody
                 if opening.deadline.is_expired(opening.let_in) =>
             {
                 drop(decision);
-                self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
+                self.refuse_call(&opening, method, at, &expired(opening.age));
                 Ok(())
             }
             Decision::Pass | Decision::AwaitBody => self.admit(&mut opening, method, &mut body, at + 1, cx),
@@ -377,7 +396,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 self.admit(&mut opening, method, &mut body, at + 1, cx)
             }
             decision => self.decided(&mut opening, method, &mut body, at, decision),
-        }
+        };
+        self.note_stream_left(&mut opening);
+        went_on
     }
 
     fn cancelled(&mut self, id: CallId, now: Reading) -> Result<(), Broken> {
@@ -404,6 +425,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 pub(crate) fn within_rate(is_within: bool) -> Result<(), Broken> {
     if is_within { Ok(()) } else { Err(Broken::Cut(Cut::Flood)) }
 }
+
+/// Calls of the health service that a connection may have pending when it has as many others as it may. They are
+/// ready at once, but for those whose bodies are still coming.
+const MAX_EXEMPT: u64 = 64;
 
 /// Whether permits that come back would let the call pass.
 fn is_for_want_of_permits(refusal: &Refusal) -> bool {

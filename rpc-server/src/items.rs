@@ -133,6 +133,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.allowance.stream_ended(seat.stream.frames_to_come());
     }
 
+    /// Notes the end of the stream of a call that did not go on, if it has one: its items may be under way. That of
+    /// one that did is where the call is.
+    pub(crate) fn note_stream_left(&mut self, opening: &mut Opening) {
+        if let Some(seat) = opening.stream.take() {
+            self.note_stream_end(&seat);
+        }
+    }
+
     /// Notes what a client may have sent behind the REQUEST of a call that was not let in.
     pub(crate) fn note_stream_opening(&mut self, id: CallId) {
         if self.in_flight.key_of(id).is_none() {

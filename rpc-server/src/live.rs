@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use rpc_core::limit::{ConcurrencyError, ConcurrencySnapshot, Rate, RateError};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     Snapshot,
@@ -66,9 +66,15 @@ pub enum ChangeError {
     /// The limits of a tenant cannot be.
     #[error("the limits of a tenant cannot be")]
     Tenant(#[source] BuildError),
+    /// Tenants have a rate, or have none, for as long as the server lives.
+    #[error("a rate of tenants can be changed, but neither be added nor taken away")]
+    TenantRate,
     /// It has to be limited.
     #[error("{0} always has a maximum")]
     Unlimited(&'static str),
+    /// It must not be zero.
+    #[error("{0} must not be zero")]
+    Zero(&'static str),
 }
 
 impl LiveLimits {
@@ -110,6 +116,7 @@ impl LiveLimits {
             if max == 0 {
                 return Err(ConcurrencyError::ZeroMax.into());
             }
+            let _changing = core.limits.changing();
             word.store(max, std::sync::atomic::Ordering::Relaxed);
             for peer in self.peers() {
                 if let Some(limit) = peer.limit(name) {
@@ -159,8 +166,12 @@ impl LiveLimits {
     ///
     /// # Errors
     ///
-    /// The server was built without queues.
+    /// The server was built without queues; or the time is zero.
     pub fn set_wait_queue(&self, queue: WaitQueue) -> Result<(), ChangeError> {
+        if queue.max_wait.is_zero() {
+            return Err(ChangeError::Zero("the longest wait"));
+        }
+        let _changing = self.core.limits.changing();
         if !self.core.limits.set_wait_queue(queue) {
             return Err(ChangeError::NotThere("queues".to_owned()));
         }
@@ -177,10 +188,7 @@ impl LiveLimits {
     /// The server was built without tenants, or a rate is added or taken away, or a limit cannot be.
     pub fn set_each_tenant(&self, limits: TenantLimits) -> Result<(), ChangeError> {
         let tenants = self.core.limits.tenants().ok_or_else(|| ChangeError::NotThere("tenants".to_owned()))?;
-        match tenants.set_each(limits).map_err(ChangeError::Tenant)? {
-            true => Ok(()),
-            false => Err(ChangeError::NotThere("a rate of tenants, or with one".to_owned())),
-        }
+        tenants.set_each(limits)
     }
 
     /// Sets the limits of a tenant that the settings name.
@@ -190,15 +198,13 @@ impl LiveLimits {
     /// They do not name it, or as for [`Self::set_each_tenant`].
     pub fn set_tenant(&self, name: &str, limits: TenantLimits) -> Result<(), ChangeError> {
         let tenants = self.core.limits.tenants().ok_or_else(|| ChangeError::NotThere("tenants".to_owned()))?;
-        match tenants.set_named(name, limits).map_err(ChangeError::Tenant)? {
-            true => Ok(()),
-            false => Err(ChangeError::NotThere(format!("such limits of the tenant {name}"))),
-        }
+        tenants.set_named(name, limits)
     }
 
     /// Lets calls pass that a limit would refuse, and counts them in [`Snapshot::would_refuse`]. For finding out
-    /// what a limit would do before it does it. Such a call has no permit; nobody waits; and what bounds
-    /// memory holds all the same: calls pending on a connection, bodies in parts, connections.
+    /// what a limit would do before it does it. Such a call has no permit; nobody begins to wait, while those
+    /// that wait already wait on; and what bounds memory holds all the same: calls pending on a connection,
+    /// bodies in parts, connections.
     ///
     /// Default: false.
     pub fn set_dry_run(&self, dry_run: bool) {
@@ -214,13 +220,14 @@ impl LiveLimits {
     pub async fn holders(&self) -> Vec<Holder> {
         // Asked all at once; they may be gone before they answer.
         let answers: Vec<_> = self.peers().iter().map(|peer| peer.ask()).collect();
+        let until = Instant::now() + ANSWER_TIME;
         let mut holders = Vec::new();
-        let collect = async {
-            for answer in answers {
-                holders.extend(answer.await.unwrap_or_default());
+        for answer in answers {
+            // An answer that is there counts, however long another was waited for.
+            if let Ok(Ok(of_connection)) = timeout_at(until, answer).await {
+                holders.extend(of_connection);
             }
-        };
-        let _ = timeout(ANSWER_TIME, collect).await;
+        }
         holders
     }
 

@@ -2,10 +2,12 @@
 //! them.
 
 use rpc_codec::{EncodeError, OpenMessage, Remainder, encode_refusal, encode_status};
-use rpc_core::{CallId, Executed, Metadata, Refusal, Status, StatusCode, limit::HeldPermit};
+use rpc_core::{CallId, Executed, Metadata, Refusal, RefusalReason, Status, StatusCode, limit::HeldPermit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
+    call::Opening,
+    clock::Reading,
     connection::Connection,
     in_flight::{Pending, Place},
     panics::contain,
@@ -51,6 +53,21 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             check_len(message, &mut Outbox { out: &mut self.writer.out, bounds: self.bounds })
         });
         self.service_ended(pending.id, pending.method, outcome, end.permit, end.panicked, pending.stream);
+    }
+
+    /// Turns away a call that was in the pipeline, and takes note of it if that was for want of permits: then there
+    /// is no room for calls of its class, whether it has waited or not. A call above its rate says nothing of the
+    /// server.
+    pub(crate) fn refuse_call(&mut self, opening: &Opening, method: u32, upto: usize, refusal: &Refusal) {
+        if let Some(gate) = self.server.limits.priority()
+            && matches!(
+                refusal.reason(),
+                RefusalReason::ConcurrencyLimit | RefusalReason::QueueFull | RefusalReason::QueueTimeout
+            )
+        {
+            gate.refused(opening.priority, Reading::now().ticks);
+        }
+        self.refuse(opening.id, Some(method), upto, refusal);
     }
 
     /// Turns a call away. Nothing is allocated, and no permit is held for it.

@@ -429,7 +429,7 @@ impl ServerCore {
         if self.config.trace_calls {
             pipeline.add_last("trace", TraceHandler::new());
         }
-        pipeline.add_last("deadline", DeadlineHandler::with(self.feedback.clone()));
+        pipeline.add_last("deadline", DeadlineHandler::with(self.refusing_feedback()));
         if let Some(gate) = self.limits.priority() {
             pipeline.add_last("priority", PriorityHandler::new(Arc::clone(gate)));
         }
@@ -463,7 +463,8 @@ impl ServerCore {
             let line = connection.id.as_u64();
             let of_connection = limits.of_connection();
             self.has_limit(peer, &of_connection);
-            let handler = GroupHandler::new(Arc::clone(limits), of_connection, line, waiting, self.feedback.clone());
+            let feedback = self.refusing_feedback();
+            let handler = GroupHandler::new(Arc::clone(limits), of_connection, line, waiting, feedback);
             pipeline.add_last("concurrency", handler);
             return;
         }
@@ -476,11 +477,20 @@ impl ServerCore {
         }
     }
 
+    /// For handlers that refuse what would be late.
+    fn refusing_feedback(&self) -> SharedFeedback {
+        self.feedback.as_ref()?.if_it_refuses()
+    }
+
     /// Makes the limit of a connection known to those who change it.
     fn has_limit(&self, peer: &Peer, limit: &Arc<ConcurrencyLimit>) {
+        let _changing = self.limits.changing();
         peer.has_limit(limit);
-        // It may have been changed for those who are known, just before this one was.
+        // They may have been changed for those who are known, since this one was made.
         limit.set_max(Some(self.limits.max_per_connection())).expect("it is never zero");
+        if let Some(max_waiting) = self.limits.max_waiting() {
+            limit.set_max_waiting(max_waiting);
+        }
     }
 
     pub(crate) fn hello(&self, config: &Config) -> Hello {

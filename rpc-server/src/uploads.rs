@@ -16,7 +16,8 @@ use crate::{
     call::Opening,
     clock::Reading,
     connection::{Broken, Connection},
-    in_flight::{InParts, Pending, Place, Receiving, Slow},
+    handlers::{expired, explain},
+    in_flight::{InParts, Pending, Place, Receiving, Slow, Waiting},
 };
 
 /// What a call with such a body takes of the budgets. It waits for the body without a permit, so what is kept
@@ -44,9 +45,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     pub(crate) fn budget_is_full(&self, full: &ConcurrencyRefusal) -> Refusal {
-        Refusal::new(RefusalReason::BodyBudget)
-            .with_limit(full.limit, full.max, full.in_flight)
-            .with_retry_delay(self.server.config.concurrency_retry_delay)
+        explain(full, RefusalReason::BodyBudget, self.server.config.concurrency_retry_delay)
     }
 
     /// Adds a part to the body of a call. With the last one the call goes on through the pipeline.
@@ -98,18 +97,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Ok(());
         };
         let Receiving { mut opening, upload, at } = *receiving;
-        if let Some(seat) = &stream {
-            // It may be refused yet, and its items be under way.
-            self.note_stream_end(seat);
-        }
         opening.stream = stream;
-        opening.let_in = now.instant;
+        opening.waited_until(now);
         let admitted = if opening.deadline.is_expired(now.instant) {
-            self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
+            self.refuse_call(&opening, method, at, &expired(opening.age));
             Ok(())
         } else {
             self.admit(&mut opening, method, &mut Body::Kept(upload), at, cx)
         };
+        self.note_stream_left(&mut opening);
         self.batch.count();
         admitted
     }
@@ -120,13 +116,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if let Some(seat) = &stream {
             self.note_stream_end(seat);
         }
-        let passed = match &place {
-            Place::Waiting(waiting) => waiting.at,
-            Place::Receiving(receiving) => receiving.at,
-            Place::Slot(_) | Place::Task { .. } => self.pipeline.len(),
+        let (opening, at) = match place {
+            Place::Waiting(waiting) => {
+                let Waiting { opening, at, .. } = *waiting;
+                (opening, at)
+            }
+            Place::Receiving(receiving) => (receiving.opening, receiving.at),
+            Place::Slot(_) | Place::Task { .. } => return self.refuse(id, Some(method), self.pipeline.len(), refusal),
         };
-        drop(place);
-        self.refuse(id, Some(method), passed, refusal);
+        self.refuse_call(&opening, method, at, refusal);
     }
 
     /// Ends the calls whose bodies or items come too slowly. Only to be asked when everything that had

@@ -130,6 +130,13 @@ fn settings_that_cannot_be_are_refused_when_the_server_is_built() {
     assert!(matches!(burstless, Err(BuildError::Rate { limit: "connection rate", .. })));
     assert!(matches!(builder().max_concurrent_calls_per_connection(0).build(), Err(BuildError::Zero { .. })));
     assert!(matches!(builder().max_connections(0).build(), Err(BuildError::Zero { .. })));
+    for (setting, builder) in [
+        ("handshake_timeout", builder().handshake_timeout(Duration::ZERO)),
+        ("write_timeout", builder().write_timeout(Duration::ZERO)),
+        ("first_byte_timeout", builder().first_byte_timeout(Duration::ZERO)),
+    ] {
+        assert_eq!(error(builder.build()), format!("{setting} must not be zero"));
+    }
     assert!(error(builder().max_frame(1_000).build()).contains("65536"));
     assert!(error(builder().service(Probe::default()).build()).contains("test.Probe/echo"));
 }

@@ -4,10 +4,10 @@
 use sluicegate::{
     CallError, Client, CodecId, Executed, Server, Status, StatusCode,
     limit::Rate,
-    server::{BuildError, MethodLimits, ServerBuilder},
+    server::{Adaptive, BuildError, MethodLimits, ServerBuilder, TenantLimits, Tenants, WaitQueue},
 };
 
-use crate::support::{Harness, RawClient, Req, method, probe::path};
+use crate::support::{Got, Harness, RawClient, Req, method, probe::path};
 
 async fn gate(peer: &mut RawClient, id: u64) {
     peer.send(&Req::new(id, method::GATE, (id,)).bytes()).await;
@@ -186,6 +186,71 @@ fn settings_that_name_what_is_not_there_or_cannot_be_are_refused_at_the_start() 
     let heavy =
         build(|builder| builder.method_limits(path("gate"), MethodLimits::new().weight(9).pool("a")).pool("a", 8));
     assert_eq!(heavy.to_string(), "the weight of a method (9) must not exceed a (8)");
+    let weighs = |builder: ServerBuilder| builder.method_limits(path("gate"), MethodLimits::new().weight(9));
+    let rate = Rate::per_second(100.0).burst(8);
+    let too_heavy_for = [
+        ("global rate", weighs(Server::builder()).rate(rate)),
+        ("connection rate", weighs(Server::builder()).rate_per_connection(rate)),
+        ("tenant rate", {
+            let each = TenantLimits::new().rate(Rate::per_second(100.0).burst(9));
+            let tenants = Tenants::by_metadata("tenant", each).tenant("acme", TenantLimits::new().rate(rate));
+            weighs(Server::builder()).tenants(tenants)
+        }),
+        ("the floor of an adaptive limit", weighs(Server::builder()).adaptive_limit(Adaptive::gradient2().floor(8))),
+    ];
+    for (other, builder) in too_heavy_for {
+        let error = builder.service(crate::support::Probe::default()).build().map(drop).unwrap_err();
+        assert_eq!(error.to_string(), format!("the weight of a method (9) must not exceed {other} (8)"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_said_later_of_a_method_replaces_what_it_sets_and_leaves_the_rest() {
+    let harness = Harness::with(|builder| {
+        let first = MethodLimits::new().max_concurrent_calls(1).pool("gates");
+        let builder = builder.pool("gates", 8).method_limits(path("gate"), first);
+        let services = MethodLimits::new().max_concurrent_calls(5).weight(2);
+        let builder = builder.service_limits("test.Probe", services);
+        let builder = builder.service_limits("test.Probe", MethodLimits::new().max_concurrent_calls(3));
+        builder.method_limits(path("gate"), MethodLimits::new().weight(4))
+    });
+    let limits = harness.snapshot().limits;
+    assert_eq!([&*path("gate"), &*path("echo")].map(|name| limits[name].max), [Some(1), Some(3)]);
+    let mut peer = harness.peer().await;
+    gate(&mut peer, 1).await;
+    harness.until_running(1).await;
+    let snapshot = harness.snapshot();
+    assert_eq!((snapshot.calls.held, snapshot.limits["gates"].held), (4, 4), "it weighs as much as was said later");
+    harness.probe.open_gate();
+    peer.answer(1).await;
+    peer.part().await;
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn light_calls_do_not_pass_a_heavy_one_that_waits_in_front_of_them() {
+    let harness = Harness::with(|builder| {
+        let heavy = MethodLimits::new().weight(4);
+        builder.method_limits(path("echo"), heavy).max_concurrent_calls(4).wait_queue(WaitQueue::of(100))
+    });
+    let mut peer = harness.peer().await;
+    for id in 1..=4 {
+        peer.send(&Req::new(id, method::SLEEP, (10 * id,)).bytes()).await;
+    }
+    harness.until_held(4).await;
+    peer.send(&Req::new(5, method::ECHO, ("heavy",)).bytes()).await;
+    for id in 6..=20 {
+        peer.send(&Req::new(id, method::SLEEP, (1_u64,)).bytes()).await;
+    }
+    harness.until("they wait", |harness| harness.snapshot().calls_waiting == 16).await;
+    let mut order = Vec::new();
+    for _ in 1..=20 {
+        let Got::Response { id, code: StatusCode::Ok, .. } = peer.next().await else { panic!("it was let in") };
+        order.push(id.sequence());
+    }
+    assert_eq!(order[..5], [1, 2, 3, 4, 5]);
+    peer.part().await;
+    harness.assert_idle().await;
 }
 
 #[sluicegate::service(max_concurrent_calls = 2, pool = "all")]

@@ -6,13 +6,13 @@ use futures::{TryStreamExt, future::join_all};
 use sluicegate::{
     CallError, Client, Executed, Server, Status, StatusCode,
     limit::{LimitAlgorithm, Sample},
-    server::{Adaptive, BuildError, ServerBuilder, WaitQueue},
+    server::{Adaptive, BuildError, MethodLimits, ServerBuilder, WaitQueue},
 };
 
 use tokio::time::sleep;
 
 use crate::support::{
-    Harness, Probe,
+    Harness, Probe, Req,
     feed::{FeedClient, FeedServer},
     method,
     probe::path,
@@ -218,6 +218,50 @@ async fn a_method_has_an_adaptive_limit_of_its_own_that_moves_between_floor_and_
     harness.assert_idle().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_adaptive_limit_of_a_method_stays_below_the_maximum_that_was_set_for_it() {
+    let harness = Harness::with(|builder| {
+        let builder = builder.method_limits(path("sleep"), MethodLimits::new().max_concurrent_calls(6));
+        // Said twice: the last one counts, and finds the maximum that was set.
+        let builder = builder.adaptive_method_limit(path("sleep"), Adaptive::gradient2().start(5));
+        builder.adaptive_method_limit(path("sleep"), Adaptive::aimd(20 * MS).start(16))
+    });
+    let client = harness.client();
+    let max = || harness.snapshot().limits[&*path("sleep")].max.unwrap();
+    assert_eq!(max(), 6);
+    for _ in 0..40 {
+        join_all((0..6).map(|_| client.call::<_, u64>(method::SLEEP, (1_u64,)))).await;
+    }
+    assert_eq!(max(), 6);
+    drop(client);
+    harness.assert_idle().await;
+}
+
+/// Fails at the first sample, and then says ten.
+#[derive(Debug, Default)]
+struct Panics(bool);
+
+impl LimitAlgorithm for Panics {
+    fn update(&mut self, _: f64, _: Sample) -> f64 {
+        assert!(std::mem::replace(&mut self.0, true), "{}", crate::support::probe::PANIC_TEXT);
+        10.0
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_algorithm_that_panics_costs_neither_its_call_nor_its_connection_nor_its_limit() {
+    crate::support::probe::silence_wanted_panics();
+    let harness = Harness::with(|builder| builder.adaptive_limit(Adaptive::new(Panics::default).start(5)));
+    let mut peer = harness.peer().await;
+    for (id, max) in [(1, 5), (2, 10)] {
+        peer.send(&Req::new(id, method::ECHO, ("hi",)).bytes()).await;
+        assert_eq!(peer.reply::<String>(id).await, "hi");
+        assert_eq!((harness.snapshot().calls.max, harness.snapshot().panics), (Some(max), 1));
+    }
+    peer.part().await;
+    harness.assert_idle().await;
+}
+
 #[test]
 fn floors_that_do_not_fit_into_the_limit_of_the_server_are_refused_at_the_start() {
     let build = |change: fn(ServerBuilder) -> ServerBuilder| {
@@ -232,6 +276,13 @@ fn floors_that_do_not_fit_into_the_limit_of_the_server_are_refused_at_the_start(
         error.to_string(),
         "the floors of adaptive limits together (12) must not exceed max_concurrent_calls (11)"
     );
+    let error = build(|builder| builder.adaptive_limit(Adaptive::gradient2().floor(6)).max_concurrent_calls(5));
+    assert_eq!(error.to_string(), "the floor of an adaptive limit (6) must not exceed max_concurrent_calls (5)");
+    let error = build(|builder| {
+        let builder = builder.method_limits(path("echo"), MethodLimits::new().max_concurrent_calls(5));
+        builder.adaptive_method_limit(path("echo"), Adaptive::gradient2().floor(6))
+    });
+    assert_eq!(error.to_string(), "the floor of an adaptive limit (6) must not exceed max_concurrent_calls (5)");
     let error = build(|builder| builder.adaptive_limit(Adaptive::gradient2().floor(0)));
     assert!(matches!(error, BuildError::Concurrency { limit: "global", .. }), "{error}");
     let error = build(|builder| builder.adaptive_method_limit("no/such", Adaptive::gradient2()));

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use sluicegate::{CallError, Client, Executed};
+use sluicegate::{CallError, Client, Executed, server::WaitQueue};
 use tokio::time::{advance, sleep};
 
-use crate::support::{Harness, method};
+use crate::support::{Harness, Req, method};
 
 const CRITICAL: u8 = 1;
 const BACKGROUND: u8 = 3;
@@ -76,6 +76,29 @@ async fn without_calls_of_a_higher_class_nobody_is_shed_and_peace_lets_everybody
     advance(status.retry_delay().unwrap()).await;
     call(&client, BACKGROUND, 1).await.unwrap();
     drop(client);
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_wait_in_vain_show_that_there_is_no_room_whichever_was_the_last() {
+    let harness = Harness::with(|builder| {
+        let queue = WaitQueue::of(32).max_wait(Duration::from_millis(50));
+        builder.max_concurrent_calls(1).shed_by_priority(true).wait_queue(queue)
+    });
+    let mut peer = harness.peer().await;
+    let request = |id: u64, class| Req::new(id, method::GATE, (id,)).head(|head| head.priority = class);
+    for id in 1..=3 {
+        peer.send(&request(id, CRITICAL).bytes()).await;
+    }
+    for id in 2..=3 {
+        assert_eq!(&*peer.answer(id).await.0.error_info().unwrap().reason, "QUEUE_TIMEOUT");
+    }
+    peer.send(&request(4, BACKGROUND).bytes()).await;
+    assert_eq!(&*peer.answer(4).await.0.error_info().unwrap().reason, "PRIORITY_SHED");
+    assert_eq!(harness.snapshot().classes_shed, 1);
+    harness.probe.open_gate();
+    peer.answer(1).await;
+    peer.part().await;
     harness.assert_idle().await;
 }
 

@@ -230,8 +230,10 @@ async fn a_connection_may_have_as_many_waiting_as_its_queue_takes() {
     }
     until_waiting(&harness, 3).await;
     gate(&mut peer, 6).await;
-    let got = peer.next().await;
-    assert_eq!(reason(&got), "CONCURRENCY_LIMIT");
+    let (status, _) = peer.answer(6).await;
+    let info = status.error_info().unwrap();
+    let told = ["limit", "max_waiting", "waiting"].map(|key| info.metadata.get_str(key));
+    assert_eq!((&*info.reason, told), ("QUEUE_FULL", [Some("connection"), Some("3"), Some("3")]));
     harness.probe.open_gate();
     for _ in 1..=5 {
         assert!(matches!(peer.next().await, Got::Response { code: StatusCode::Ok, .. }));

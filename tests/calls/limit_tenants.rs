@@ -163,7 +163,7 @@ async fn names_without_end_share_one_set_of_limits_and_cost_no_more_places() {
     }
     let tenants = harness.snapshot().tenants;
     assert_eq!((tenants.known, tenants.forgotten, tenants.held), (3, 0, 4));
-    assert!(tenants.shared >= 17, "{tenants:?}");
+    assert_eq!(tenants.shared, 17, "each call once");
     harness.probe.open_gate();
     for _ in 1..=4 {
         peer.next().await;

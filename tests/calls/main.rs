@@ -32,6 +32,7 @@ mod limit_priority;
 mod limit_queue;
 mod limit_refusals;
 mod limit_tenants;
+mod limit_waited;
 mod odd_values;
 mod panic_answers;
 mod panics;

@@ -13,7 +13,7 @@ use sluicegate::{
 };
 use tokio::{sync::oneshot, time::Instant};
 
-use crate::support::{Harness, Req, assert_idle, assert_idle_soon, method};
+use crate::support::{Harness, Req, assert_idle, assert_idle_soon, method, parts::opening, raw::cancel};
 
 const SERVICE: &str = "test.Probe";
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -133,6 +133,33 @@ async fn a_connection_with_as_many_calls_as_it_may_have_is_told_the_health_too()
     assert_eq!(peer.reply::<Health>(3).await, Health::Serving);
     harness.probe.open_gate();
     peer.answer(1).await;
+    peer.part().await;
+    harness.assert_idle().await;
+}
+
+/// No limit counts them, but each that waits for its body costs memory.
+#[tokio::test(start_paused = true)]
+async fn calls_of_the_health_service_whose_bodies_do_not_come_are_bounded() {
+    let harness = Harness::with(|builder| builder.health(true).max_concurrent_calls_per_connection(2));
+    let mut peer = harness.peer().await;
+    let check = |id| Req::new(id, sluicegate::client::Method::new("sluicegate.Health", "check"), ("",));
+    for id in 1..=100 {
+        peer.send(&opening(check(id).body([]), 1, &[])).await;
+    }
+    for id in 67..=100 {
+        let (status, _) = peer.answer(id).await;
+        let info = status.error_info().unwrap();
+        assert_eq!((&*info.reason, info.metadata.get_str("limit")), ("CONCURRENCY_LIMIT", Some("connection")));
+        assert!(status.retry_delay().unwrap() > Duration::from_millis(10), "with jitter, so not all at once");
+    }
+    assert_eq!(harness.snapshot().calls_parked, 66);
+    // One whose body is there ends in its own turn, and room is made by ending others.
+    peer.send(&cancel(1)).await;
+    peer.send(&check(101).bytes()).await;
+    assert_eq!(peer.reply::<Health>(101).await, Health::Serving);
+    for id in 2..=66 {
+        peer.send(&cancel(id)).await;
+    }
     peer.part().await;
     harness.assert_idle().await;
 }
@@ -295,7 +322,7 @@ mod described {
             .service(FeedServer::new(Quiet))
             .describe(true)
             .pool("long", 4)
-            .rate(Rate::per_second(99.6))
+            .rate(Rate::per_second(99.6).burst(3))
             .wait_queue(WaitQueue::of(16).max_wait(Duration::from_millis(250)))
             .method_limits("acme.v1.Feed/sum", MethodLimits::new().weight(3).pool("long"));
         let server = InMemory::new(server.build().unwrap());

@@ -125,6 +125,11 @@ async fn what_cannot_be_changed_says_why_and_nothing_changes() {
         assert!(matches!(limits.set_max(name, None), Err(ChangeError::Unlimited(_))), "{name}");
     }
     assert!(matches!(limits.set_rate("global rate", Rate::per_second(0.0)), Err(ChangeError::Rate(_))));
+    let queued = Harness::with(|builder| builder.wait_queue(WaitQueue::of(8)));
+    let no_time = WaitQueue::of(1).max_wait(Duration::ZERO);
+    let refused = queued.handle.limits().set_wait_queue(no_time).unwrap_err();
+    assert_eq!(refused.to_string(), "the longest wait must not be zero");
+    assert_eq!(queued.handle.limits().list()[0].max_waiting, Some(8));
     limits.set_max("blocking", Some(3)).unwrap();
     limits.set_max("connections", Some(3)).unwrap();
     limits.set_max("connection bodies", Some(30)).unwrap();
@@ -238,6 +243,38 @@ async fn a_connection_that_is_stuck_holds_up_no_list() {
     // Its task was aborted with the question unanswered.
     assert!(harness.handle.limits().holders().await.is_empty());
     drop(peer);
+    harness.assert_idle().await;
+}
+
+/// Between the others, so that some are asked before it and some behind it.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_does_not_answer_takes_the_answers_of_no_other_away() {
+    let harness = Harness::new();
+    let mut peers = Vec::new();
+    for _ in 0..8 {
+        let mut peer = harness.peer().await;
+        gate(&mut peer, 1).await;
+        peers.push(peer);
+    }
+    harness.until_running(8).await;
+    // Nobody polls it, as if a service kept its thread.
+    let (_ours, theirs) = tokio::io::duplex(64);
+    let mut stuck = std::pin::pin!(harness.server.serve_connection(theirs, None));
+    assert!(futures::poll!(&mut stuck).is_pending());
+    for _ in 0..8 {
+        let mut peer = harness.peer().await;
+        gate(&mut peer, 1).await;
+        peers.push(peer);
+    }
+    harness.until_running(16).await;
+    assert_eq!(harness.handle.limits().holders().await.len(), 16);
+    harness.probe.open_gate();
+    for mut peer in peers {
+        peer.answer(1).await;
+        peer.part().await;
+    }
+    drop(_ours);
+    stuck.await;
     harness.assert_idle().await;
 }
 

@@ -7,7 +7,7 @@ use rpc_core::{
     limit::{ConcurrencyLimit, ConcurrencyRefusal},
 };
 
-use super::rate::jitter;
+use super::rate::with_jitter;
 use crate::{
     Call,
     pipeline::{Decision, Handler, Interest},
@@ -51,12 +51,16 @@ impl ConcurrencyHandler {
     }
 
     fn refuse(&self, refusal: &ConcurrencyRefusal) -> Decision {
-        Decision::Refuse(
-            Refusal::new(RefusalReason::ConcurrencyLimit)
-                .with_limit(refusal.limit, refusal.max, refusal.in_flight)
-                .with_retry_delay(self.retry_delay + jitter(self.retry_delay)),
-        )
+        Decision::Refuse(explain(refusal, RefusalReason::ConcurrencyLimit, self.retry_delay))
     }
+}
+
+/// What is told of a limit that has no room: to come back after about `retry_delay`; or that it is no use.
+pub(crate) fn explain(full: &ConcurrencyRefusal, reason: RefusalReason, retry_delay: Duration) -> Refusal {
+    if full.never_passes() {
+        return Refusal::new(RefusalReason::ConcurrencyNeverPasses).with_limit(full.limit, full.max, full.units);
+    }
+    Refusal::new(reason).with_limit(full.limit, full.max, full.in_flight).with_retry_delay(with_jitter(retry_delay))
 }
 
 impl Handler for ConcurrencyHandler {

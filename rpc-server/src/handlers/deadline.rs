@@ -34,8 +34,8 @@ impl Handler for DeadlineHandler {
     }
 
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
-        if call.deadline().is_expired(call.received()) {
-            return expired(call);
+        if call.deadline().is_expired(call.let_in()) {
+            return Decision::Refuse(expired(call.age()));
         }
         match &self.feedback {
             Some(feedback) if !call.method().is_exempt() => pass_in_time(feedback, call),
@@ -44,15 +44,16 @@ impl Handler for DeadlineHandler {
     }
 }
 
+/// The refusal of a call whose deadline has passed, and which was so old when it was received.
 #[cold]
-fn expired(call: &Call<'_>) -> Decision {
-    Decision::Refuse(Refusal::new(RefusalReason::DeadlineExpired).with_limit("", 0, micros(call.age())))
+pub(crate) fn expired(age: Duration) -> Refusal {
+    Refusal::new(RefusalReason::DeadlineExpired).with_limit("", 0, micros(age))
 }
 
 /// Refuses a call that has less time left than such calls take.
 #[inline(never)]
 fn pass_in_time(feedback: &Feedback, call: &Call<'_>) -> Decision {
-    let left = call.deadline().remaining(call.received());
+    let left = call.deadline().remaining(call.let_in());
     match feedback.would_be_late(call.method().index(), left, Wait::default()) {
         Some(usual) => Decision::Refuse(too_short(usual, left.unwrap_or_default())),
         None => Decision::Pass,

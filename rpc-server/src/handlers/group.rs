@@ -4,7 +4,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rpc_core::{
@@ -13,8 +13,9 @@ use rpc_core::{
 };
 
 use super::{
+    concurrency::explain,
     deadline::{micros, too_short},
-    rate::jitter,
+    rate::with_jitter,
 };
 use crate::{
     Call,
@@ -67,12 +68,15 @@ impl GroupHandler {
         waiting: Share,
         feedback: SharedFeedback,
     ) -> Self {
-        let tenant = limits.tenants().map(TenantOf::new);
+        let tenant = limits.tenants().map(|tenants| match tenants.have_rates() {
+            true => TenantOf::behind(tenants),
+            false => TenantOf::first(tenants),
+        });
         Self { limits, connection, line, waiting, tenant, feedback, of_tenant: None, groups: Vec::new() }
     }
 
     /// All limits that concern a call, and whose call it is.
-    fn group(&mut self, call: &Call<'_>) -> (Arc<ConcurrencyLimit>, Option<&Tenant>) {
+    fn group(&mut self, call: &Call<'_>) -> (&Arc<ConcurrencyLimit>, Option<&Tenant>) {
         let method = call.method().index();
         let bytes = if self.limits.counts_bytes() { call.body_len() } else { 0 };
         if self.groups.len() <= method as usize {
@@ -87,15 +91,11 @@ impl GroupHandler {
             self.of_tenant = Some(Arc::clone(tenant));
         }
         let (limits, groups) = (&self.limits, &mut self.groups[method as usize]);
-        let limit = match groups.find(bytes) {
-            Some(limit) => limit,
-            None => {
-                let limit = limits.group(method, &self.connection, tenant, bytes);
-                groups.add(Group { bytes, limit: Arc::clone(&limit) });
-                limit
-            }
+        let at = match groups.find(bytes) {
+            Some(at) => at,
+            None => groups.add(Group { bytes, limit: limits.group(method, &self.connection, tenant, bytes) }),
         };
-        (limit, tenant.map(|tenant| &**tenant))
+        (&groups.known[at].limit, tenant.map(|tenant| &**tenant))
     }
 
     /// What is said of a call whose body has only begun.
@@ -123,18 +123,11 @@ impl GroupHandler {
                 return Decision::Refuse(too_short(takes, left.unwrap_or_default()));
             }
         }
-        let otherwise = Refusal::new(RefusalReason::QueueTimeout)
-            .with_limit(limit.name(), micros(max_wait), limit.waiting())
-            .with_retry_delay(with_jitter(self.limits.retry_delay()));
-        let otherwise = name_tenant(otherwise, tenant.as_deref());
         let mut waiting = self.waiting.another();
         waiting.set(1);
-        let future = Box::pin(Queued { turn, tenant, retry_delay: self.limits.retry_delay(), _waiting: waiting });
         // Not since it was received: a body may take longer to come than a call may wait.
-        match call.let_in().checked_add(max_wait) {
-            Some(until) => Decision::WaitUntil { until, otherwise, future },
-            None => Decision::Wait(future),
-        }
+        let until = call.let_in().checked_add(max_wait);
+        Queued { turn, tenant, max_wait, until, retry_delay: self.limits.retry_delay(), _waiting: waiting }.wait()
     }
 }
 
@@ -175,18 +168,20 @@ impl Handler for GroupHandler {
 }
 
 impl Groups {
-    fn find(&self, bytes: u32) -> Option<Arc<ConcurrencyLimit>> {
-        self.known.iter().find(|group| group.bytes == bytes).map(|group| Arc::clone(&group.limit))
+    fn find(&self, bytes: u32) -> Option<usize> {
+        self.known.iter().position(|group| group.bytes == bytes)
     }
 
-    /// Keeps a group in place of the one that was kept for longest, if there are many.
-    fn add(&mut self, group: Group) {
+    /// Keeps a group in place of the one that was kept for longest, if there are many, and says where.
+    fn add(&mut self, group: Group) -> usize {
         if self.known.len() < MAX_GROUPS {
             self.known.push(group);
-        } else {
-            self.known[self.oldest] = group;
-            self.oldest = (self.oldest + 1) % MAX_GROUPS;
+            return self.known.len() - 1;
         }
+        let at = self.oldest;
+        self.known[at] = group;
+        self.oldest = (at + 1) % MAX_GROUPS;
+        at
     }
 }
 
@@ -194,21 +189,50 @@ impl Groups {
 struct Queued {
     turn: Turn,
     tenant: Option<Arc<Tenant>>,
+    max_wait: Duration,
+    until: Option<Instant>,
     retry_delay: Duration,
     _waiting: Share,
 }
 
-impl Future for Queued {
+impl Queued {
+    /// Waits at the limit that has refused it last, which is told of if it does so in vain.
+    fn wait(self) -> Decision {
+        let limit = self.turn.at().expect("it waits");
+        let otherwise = Refusal::new(RefusalReason::QueueTimeout)
+            .with_limit(limit.name(), micros(self.max_wait), limit.waiting())
+            .with_retry_delay(with_jitter(self.retry_delay));
+        let otherwise = name_tenant(otherwise, self.tenant.as_deref());
+        let (until, limit) = (self.until, limit.name());
+        let future = Box::pin(AtLimit { limit, queued: Some(self) });
+        match until {
+            Some(until) => Decision::WaitUntil { until, otherwise, future },
+            None => Decision::Wait(future),
+        }
+    }
+}
+
+/// The part of a call's wait that it spends at one limit.
+struct AtLimit {
+    limit: &'static str,
+    queued: Option<Queued>,
+}
+
+impl Future for AtLimit {
     type Output = Decision;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decision> {
-        let retry_delay = self.retry_delay;
-        Pin::new(&mut self.turn).poll(cx).map(|turn| match turn {
-            Ok(permit) => Decision::Carry(permit),
-            Err(refusal) => {
-                let refusal = turn_away(&refusal, retry_delay);
-                Decision::Refuse(name_tenant(refusal, self.tenant.as_deref()))
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decision> {
+        let Self { limit, queued } = self.get_mut();
+        let waiting = queued.as_mut().expect("it is not polled once it was ready");
+        Poll::Ready(match Pin::new(&mut waiting.turn).poll(cx) {
+            Poll::Ready(Ok(permit)) => Decision::Carry(permit),
+            Poll::Ready(Err(refusal)) => {
+                let refusal = turn_away(&refusal, waiting.retry_delay);
+                Decision::Refuse(name_tenant(refusal, waiting.tenant.as_deref()))
             }
+            Poll::Pending if waiting.turn.at().is_some_and(|at| at.name() == *limit) => return Poll::Pending,
+            // Its turn came, and another limit refused it: it is for that one that it waits now.
+            Poll::Pending => queued.take().expect("just seen").wait(),
         })
     }
 }
@@ -221,27 +245,19 @@ fn name_tenant(refusal: Refusal, tenant: Option<&Tenant>) -> Refusal {
     }
 }
 
-fn with_jitter(delay: Duration) -> Duration {
-    delay + jitter(delay)
-}
-
 fn turn_away(refusal: &WaitRefusal, retry_delay: Duration) -> Refusal {
     match *refusal {
         WaitRefusal::Full(full) => refuse(&full, retry_delay),
         WaitRefusal::QueueFull { limit, max_waiting, waiting } => Refusal::new(RefusalReason::QueueFull)
             .with_limit(limit, max_waiting, waiting)
             .with_retry_delay(with_jitter(retry_delay)),
-        _ => Refusal::new(RefusalReason::ConcurrencyLimit).with_retry_delay(retry_delay),
+        _ => Refusal::new(RefusalReason::ConcurrencyLimit).with_retry_delay(with_jitter(retry_delay)),
     }
 }
 
 fn refuse(refusal: &ConcurrencyRefusal, retry_delay: Duration) -> Refusal {
-    let ConcurrencyRefusal { limit, max, in_flight, units, .. } = *refusal;
-    if refusal.never_passes() {
-        return Refusal::new(RefusalReason::ConcurrencyNeverPasses).with_limit(limit, max, units);
-    }
-    let reason = if limit == BYTES { RefusalReason::BodyBudget } else { RefusalReason::ConcurrencyLimit };
-    Refusal::new(reason).with_limit(limit, max, in_flight).with_retry_delay(with_jitter(retry_delay))
+    let reason = if refusal.limit == BYTES { RefusalReason::BodyBudget } else { RefusalReason::ConcurrencyLimit };
+    explain(refusal, reason, retry_delay)
 }
 
 /// Lengths of bodies that calls of one method had of late; a connection has its usual ones.

@@ -15,10 +15,13 @@ mod trace;
 
 pub use blocking::BlockingHandler;
 pub use concurrency::ConcurrencyHandler;
+pub(crate) use concurrency::explain;
 pub use deadline::DeadlineHandler;
+pub(crate) use deadline::expired;
 pub(crate) use group::GroupHandler;
 pub(crate) use priority::PriorityHandler;
 pub use rate::RateHandler;
+pub(crate) use rate::with_jitter;
 pub(crate) use tenant_rate::TenantRateHandler;
 pub(crate) use trace::CallSpan;
 pub use trace::TraceHandler;

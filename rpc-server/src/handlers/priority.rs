@@ -2,37 +2,31 @@
 
 use std::sync::Arc;
 
-use rpc_core::{
-    CallId, Refusal, RefusalReason,
-    limit::{PriorityGate, Ticks},
-};
+use rpc_core::{Refusal, RefusalReason, limit::PriorityGate};
 
-use super::rate::jitter;
+use super::rate::with_jitter;
 use crate::{
     Call,
     gauges::PRIORITY,
-    pipeline::{Answer, CallInfo, Decision, Handler, Interest, Outbound},
+    pipeline::{Decision, Handler, Interest},
 };
 
-/// Lets calls pass by their class, and learns from what later handlers refuse whether there is room.
-///
-/// Only refusals of calls in flight count: a call above its rate says nothing about the server.
+/// Lets calls pass by their class. Whether there is room for others is learned where calls are refused, at once or
+/// when they have waited, by [`Connection::refuse_call`](crate::connection::Connection::refuse_call).
 #[derive(Debug)]
 pub(crate) struct PriorityHandler {
     gate: Arc<PriorityGate>,
-    /// The last call that passed here.
-    last: Option<(CallId, u8, Ticks)>,
 }
 
 impl PriorityHandler {
     pub(crate) fn new(gate: Arc<PriorityGate>) -> Self {
-        Self { gate, last: None }
+        Self { gate }
     }
 }
 
 impl Handler for PriorityHandler {
     fn interest() -> Interest {
-        Interest::REFUSALS
+        Interest::INBOUND
     }
 
     fn limits_load() -> bool {
@@ -40,27 +34,15 @@ impl Handler for PriorityHandler {
     }
 
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
-        let (class, now) = (call.priority(), call.received_ticks());
-        match self.gate.admit(class, now) {
-            Ok(()) => {
-                self.last = Some((call.id(), class, now));
-                Decision::Pass
-            }
+        let class = call.priority();
+        match self.gate.admit(class, call.received_ticks()) {
+            Ok(()) => Decision::Pass,
             Err(refusal) => {
                 let refused = Refusal::new(RefusalReason::PriorityShed)
                     .with_limit(PRIORITY, refusal.classes_shed, class.into())
-                    .with_retry_delay(refusal.retry_after + jitter(refusal.retry_after));
+                    .with_retry_delay(with_jitter(refusal.retry_after));
                 Decision::Refuse(refused)
             }
-        }
-    }
-
-    fn outbound(&mut self, call: &CallInfo<'_>, response: &mut Outbound<'_>) {
-        let Some((_, class, now)) = self.last.take_if(|(id, ..)| *id == call.id) else { return };
-        if let Answer::Refusal(refusal) = response.answer()
-            && matches!(refusal.reason(), RefusalReason::ConcurrencyLimit | RefusalReason::QueueFull)
-        {
-            self.gate.refused(class, now);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use rpc_core::{
     CallId, Refusal, RefusalReason,
-    limit::{RateLimit, RateRefusal, RateToken, Ticks},
+    limit::{RateLimit, RateRefusal, RateToken},
 };
 
 use crate::{
@@ -60,23 +60,11 @@ impl Handler for RateHandler {
     }
 }
 
-/// Takes as many tokens as the call weighs.
+/// Takes as many tokens as the call weighs. The call's reading is of its batch, and may be older than what other
+/// connections have done to the bucket since: that may cost a second look, but never a refusal.
 #[inline]
 pub(super) fn acquire(limit: &RateLimit, call: &Call<'_>) -> Result<RateToken, RateRefusal> {
-    let (weight, received) = (call.method().weight(), call.received_ticks());
-    match limit.try_acquire(weight, received) {
-        Ok(token) => Ok(token),
-        // Out of the way, so that the first look is a part of the handler.
-        Err(_) => acquire_now(limit, weight, received),
-    }
-}
-
-/// The reading of a call is of its batch, and may be older than what other connections have done to the
-/// bucket since. That may cost a second look, but never a refusal.
-#[cold]
-#[inline(never)]
-fn acquire_now(limit: &RateLimit, weight: u32, received: Ticks) -> Result<RateToken, RateRefusal> {
-    limit.try_acquire(weight, Reading::now().ticks.max(received))
+    limit.try_acquire_since(call.method().weight(), call.received_ticks(), || Reading::now().ticks)
 }
 
 #[cold]
@@ -90,15 +78,15 @@ pub(super) fn explain(limit: &RateLimit, refusal: RateRefusal) -> Refusal {
     let per_second = limit.rate_per_second().round() as u64;
     let explained = Refusal::new(reason).with_limit(limit.name(), per_second, u64::from(limit.burst()));
     match refusal.retry_after() {
-        Some(exact) => explained.with_retry_delay(exact + jitter(exact)),
+        Some(exact) => explained.with_retry_delay(with_jitter(exact)),
         None => explained,
     }
 }
 
-/// Up to an eighth of `delay`.
-pub(super) fn jitter(delay: Duration) -> Duration {
+/// `delay` and up to an eighth of it, so that those who were refused together do not come back together.
+pub(crate) fn with_jitter(delay: Duration) -> Duration {
     let most = u64::try_from(delay.as_nanos() / 8).unwrap_or(u64::MAX);
-    Duration::from_nanos(fastrand::u64(0..=most))
+    delay.saturating_add(Duration::from_nanos(fastrand::u64(0..=most)))
 }
 
 #[cfg(test)]
@@ -151,6 +139,29 @@ mod tests {
         assert!(matches!(handler.inbound(&mut received(1, other).call()), Decision::Pass));
         let stale = now.saturating_sub(Duration::from_millis(50));
         assert!(matches!(handler.inbound(&mut received(2, stale).call()), Decision::Pass));
+    }
+
+    #[test]
+    fn however_old_a_reading_is_it_refills_no_bucket_that_others_have_emptied() {
+        let mut handler = handler(1.0, 5);
+        let now = Reading::now().ticks;
+        let mut pass = |sequence, ticks| {
+            let mut parts = CallParts::received(sequence, Duration::ZERO);
+            parts.opening.received.ticks = ticks;
+            matches!(handler.inbound(&mut parts.call()), Decision::Pass)
+        };
+        assert_eq!((1..20).filter(|&n| pass(n, now)).count(), 5);
+        // By this reading the bucket owes more than it can: it looks as if a clock had gone back.
+        let stale = now.saturating_sub(Duration::from_secs(60));
+        assert_eq!((20..40).filter(|&n| pass(n, stale)).count(), 0);
+        assert_eq!((40..60).filter(|&n| pass(n, now)).count(), 0);
+        assert_eq!(handler.limit.healed(), 0);
+    }
+
+    #[test]
+    fn the_longest_delay_is_not_made_longer() {
+        assert_eq!(with_jitter(Duration::MAX), Duration::MAX);
+        assert_eq!(with_jitter(Duration::ZERO), Duration::ZERO);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) struct TenantRateHandler {
 
 impl TenantRateHandler {
     pub(crate) fn new(table: &Arc<TenantTable>) -> Self {
-        Self { tenant: TenantOf::new(table), last: None }
+        Self { tenant: TenantOf::first(table), last: None }
     }
 }
 

@@ -9,13 +9,13 @@ mod tenants;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use rpc_core::limit::{ConcurrencyLimit, PriorityGate};
+use rpc_core::limit::{ConcurrencyLimit, PriorityGate, Rate, RateLimit};
 
 #[cfg(feature = "config")]
 pub use file::{LimitsFile, LimitsFileError};
@@ -29,7 +29,7 @@ pub(crate) use self::{
 use crate::{
     config::Config,
     error::BuildError,
-    gauges::{BLOCKING, BYTES, CONNECTION, GLOBAL, RESERVED_NAMES, TENANT},
+    gauges::{BLOCKING, BYTES, CONNECTION, CONNECTION_RATE, GLOBAL, GLOBAL_RATE, RESERVED_NAMES, TENANT, TENANT_RATE},
     method::{Method, Methods},
 };
 
@@ -51,6 +51,8 @@ pub(crate) struct Limits {
     retry_delay: Duration,
     max_per_connection: AtomicU64,
     body_budget_per_connection: AtomicU64,
+    /// Held by who changes what each connection has, and by who makes a connection's.
+    changing: Mutex<()>,
     dry_run: AtomicBool,
     priority: Option<Arc<PriorityGate>>,
 }
@@ -100,11 +102,12 @@ impl Limits {
             retry_delay: config.concurrency_retry_delay,
             max_per_connection: AtomicU64::new(config.max_concurrent_calls_per_connection),
             body_budget_per_connection: AtomicU64::new(config.body_budget_per_connection),
+            changing: Mutex::new(()),
             dry_run: AtomicBool::new(false),
             priority: config.shed_by_priority.then(Arc::default),
         };
-        limits.check_weights()?;
-        check_floors(config)?;
+        limits.check_weights(config)?;
+        limits.check_floors(config, methods)?;
         Ok(limits)
     }
 
@@ -198,6 +201,12 @@ impl Limits {
         &self.body_budget_per_connection
     }
 
+    /// Nobody else changes what each connection has, or makes a connection's, while it is held. So of two changes
+    /// at once all connections have the same one, and one that is new has no old value.
+    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether limits only count what they would refuse.
     pub(crate) fn is_dry_run(&self) -> bool {
         self.dry_run.load(Ordering::Relaxed)
@@ -224,8 +233,12 @@ impl Limits {
 
     /// How many calls of one connection may be pending: in flight, or waiting for it.
     pub(crate) fn max_pending(&self) -> u64 {
-        let waiting = self.queue.as_ref().map_or(0, |queue| queue.max_waiting.load(Ordering::Relaxed));
-        self.max_per_connection().saturating_add(waiting)
+        self.max_per_connection().saturating_add(self.max_waiting().unwrap_or(0))
+    }
+
+    /// How many calls may wait at each limit, if there are queues.
+    pub(crate) fn max_waiting(&self) -> Option<u64> {
+        self.queue.as_ref().map(|queue| queue.max_waiting.load(Ordering::Relaxed))
     }
 
     /// The limits that bear a name of the user's choice, and those that are there only if they were set.
@@ -234,25 +247,62 @@ impl Limits {
         self.pools.values().chain(of_methods).chain(&self.bytes)
     }
 
-    /// The heaviest call of each limit passes it when nothing else is in flight.
-    fn check_weights(&self) -> Result<(), BuildError> {
+    /// The heaviest call of each limit passes it when nothing else is in flight, and each rate when its bucket
+    /// is full.
+    fn check_weights(&self, config: &Config) -> Result<(), BuildError> {
+        // Of zero it will hear otherwise.
+        let floor = config.adaptive.as_ref().map(|adaptive| (ADAPTIVE_FLOOR, adaptive.floor.max(1)));
+        let burst = |name, rate: Option<Rate>| Some((name, u64::from(RateLimit::new(name, rate?).ok()?.burst())));
+        let of_tenants = self.tenants.as_ref();
+        let of_all = [
+            Some((CONNECTION, self.max_per_connection())),
+            of_tenants.and_then(|tenants| Some((TENANT, tenants.least_max()?))),
+            floor,
+            burst(CONNECTION_RATE, config.rate_per_connection),
+            of_tenants.and_then(|tenants| Some((TENANT_RATE, tenants.least_burst()?.into()))),
+            burst(GLOBAL_RATE, config.rate),
+        ];
         for of in &self.methods {
-            let of_tenants = self.tenants.as_ref().and_then(|tenants| Some((TENANT, tenants.least_max()?)));
-            let own = [Some((CONNECTION, self.max_per_connection())), of_tenants].into_iter().flatten();
             let shared = [of.pool.as_ref(), of.blocking.then_some(&self.blocking), Some(&self.global)];
             let shared = shared.into_iter().flatten().filter_map(|limit| Some((limit.name(), limit.max()?)));
-            if let Some((other, other_value)) = own.chain(shared).find(|(_, max)| *max < of.weight) {
+            let all = of_all.iter().flatten().copied().chain(shared);
+            if let Some((other, other_value)) = all.into_iter().find(|(_, most)| *most < of.weight) {
                 let setting = "the weight of a method";
                 return Err(BuildError::Relation { setting, value: of.weight, other, other_value });
             }
         }
         Ok(())
     }
+
+    /// What is to be there at least fits into what there is at most: for each method, for the server, and for
+    /// all methods together.
+    fn check_floors(&self, config: &Config, methods: &Methods) -> Result<(), BuildError> {
+        let floor_of = |adaptive: &Adaptive| (ADAPTIVE_FLOOR, adaptive.floor);
+        let all_methods = config.adaptive_methods.iter().map(|(_, adaptive)| adaptive.floor);
+        let of_server = [
+            config.adaptive.as_ref().map(floor_of),
+            Some(("the floors of adaptive limits together", all_methods.fold(0, u64::saturating_add))),
+        ];
+        let of_server = of_server.into_iter().flatten().map(|floor| (floor, self.global.max()));
+        let of_methods = config.adaptive_methods.iter().filter_map(|(path, adaptive)| {
+            let index = methods.iter().position(|method| method.info.path() == path)?;
+            Some((floor_of(adaptive), self.of_method(index)?.max()))
+        });
+        for ((setting, value), max) in of_server.chain(of_methods) {
+            if let Some(other_value) = max.filter(|max| value > *max) {
+                return Err(BuildError::Relation { setting, value, other: "max_concurrent_calls", other_value });
+            }
+        }
+        Ok(())
+    }
 }
+
+const ADAPTIVE_FLOOR: &str = "the floor of an adaptive limit";
 
 impl Queue {
     fn new(queue: WaitQueue) -> Self {
-        let max_wait_us = u64::try_from(queue.max_wait.as_micros()).unwrap_or(u64::MAX);
+        // Less than a microsecond is not nothing.
+        let max_wait_us = u64::try_from(queue.max_wait.as_micros()).unwrap_or(u64::MAX).max(1);
         Self { max_waiting: AtomicU64::new(queue.max_waiting), max_wait_us: AtomicU64::new(max_wait_us) }
     }
 }
@@ -265,24 +315,12 @@ fn make(name: &'static str, max: Option<u64>, queue: Option<WaitQueue>) -> Resul
     .map_err(|source| BuildError::Concurrency { limit: name, source })
 }
 
-/// What methods are to have at least must fit into what there is at most.
-fn check_floors(config: &Config) -> Result<(), BuildError> {
-    let value = config.adaptive_methods.iter().map(|(_, adaptive)| adaptive.floor).fold(0, u64::saturating_add);
-    match config.max_concurrent_calls {
-        Some(max) if value > max => {
-            let setting = "the floors of adaptive limits together";
-            Err(BuildError::Relation { setting, value, other: "max_concurrent_calls", other_value: max })
-        }
-        _ => Ok(()),
-    }
-}
-
 /// What attributes and configuration say of a method together.
 pub(crate) fn limits_of(config: &Config, method: &Method) -> MethodLimits {
     let find = |limits: &[(String, MethodLimits)], name: &str| {
-        // The last one said counts.
-        let found = limits.iter().rev().find(|(known, _)| known == name);
-        found.map(|(_, limits)| limits.clone()).unwrap_or_default()
+        // Of each field, what was said last counts: a file that sets one leaves the others as they were.
+        let said = limits.iter().rev().filter(|(known, _)| known == name);
+        said.fold(MethodLimits::default(), |later, (_, earlier)| later.or(earlier))
     };
     let path = method.info.path();
     find(&config.method_limits, path)

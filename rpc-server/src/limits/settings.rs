@@ -107,7 +107,8 @@ impl Adaptive {
         self
     }
 
-    /// The least maximum. With none, a service that fails slowly would be left with no calls at all.
+    /// The least maximum. With none, a service that fails slowly would be left with no calls at all. At most the
+    /// `max_concurrent_calls` of what it is for, and of the whole server at least the greatest weight of a method.
     /// Default: 4.
     #[must_use]
     pub fn floor(mut self, floor: u64) -> Self {
@@ -115,7 +116,7 @@ impl Adaptive {
         self
     }
 
-    /// The greatest maximum. For the whole server, also `max_concurrent_calls` if that is less.
+    /// The greatest maximum; or the `max_concurrent_calls` of the server or of the method, if that is less.
     /// Default: 1,000.
     #[must_use]
     pub fn ceiling(mut self, ceiling: u64) -> Self {
@@ -123,9 +124,9 @@ impl Adaptive {
         self
     }
 
-    /// Lets it set the maximum of a limit.
-    pub(crate) fn on(&self, limit: &Arc<ConcurrencyLimit>, max: Option<u64>) -> Result<AdaptiveLimit, BuildError> {
-        let ceiling = max.unwrap_or(self.ceiling).min(self.ceiling);
+    /// Lets it set the maximum of a limit, up to the one that it has.
+    pub(crate) fn on(&self, limit: &Arc<ConcurrencyLimit>) -> Result<AdaptiveLimit, BuildError> {
+        let ceiling = limit.max().map_or(self.ceiling, |max| max.min(self.ceiling));
         AdaptiveLimit::new(Arc::clone(limit), (self.make)(), self.start, self.floor, ceiling)
             .map_err(|source| BuildError::Concurrency { limit: limit.name(), source })
     }
@@ -146,7 +147,8 @@ impl fmt::Debug for Adaptive {
 ///
 /// Each limit has its own queue: of the whole server, of a connection, of a method, a pool, a tenant. A
 /// call waits at the limit that refused it, and holds nothing of the others; it only keeps its request
-/// in memory, and the tokens that rates have taken of it.
+/// in memory, and the tokens that rates have taken of it. A call that weighs more than others is let in when
+/// there is room for all of it, and those behind it wait for that as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitQueue {
     pub(crate) max_waiting: u64,
@@ -160,8 +162,9 @@ impl WaitQueue {
         Self { max_waiting, max_wait: Duration::from_millis(500) }
     }
 
-    /// How long a call may wait, from when it came, or its body was there. A queue that is bounded in number alone becomes a queue of calls whose
-    /// callers have given up when the service gets slow. Default: 500 ms.
+    /// How long a call may wait, from when it asked for a permit: when it came, or had its body, or had waited
+    /// for another handler. A queue that is bounded in number alone becomes a queue of calls whose callers have
+    /// given up when the service gets slow. Default: 500 ms.
     #[must_use]
     pub const fn max_wait(mut self, max_wait: Duration) -> Self {
         self.max_wait = max_wait;

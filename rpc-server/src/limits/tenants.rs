@@ -10,7 +10,7 @@ use std::{
 };
 
 use rpc_core::{
-    ConnectionInfo,
+    CallId, ConnectionInfo,
     limit::{ConcurrencyLimit, Rate, RateLimit, Ticks},
 };
 
@@ -20,6 +20,7 @@ use crate::{
     clock::Reading,
     error::BuildError,
     gauges::{TENANT, TENANT_RATE},
+    live::ChangeError,
 };
 
 /// Limits for each tenant of a server: for each customer, account or team, whatever shares it.
@@ -208,6 +209,12 @@ impl TenantTable {
         self.named.values().chain([&self.nobody]).filter_map(|tenant| tenant.calls.max()).min()
     }
 
+    /// The least burst of any tenant's rate.
+    pub(crate) fn least_burst(&self) -> Option<u32> {
+        let rates = self.named.values().chain([&self.nobody]).filter_map(|tenant| tenant.rate.as_ref());
+        rates.map(|rate| rate.burst()).min()
+    }
+
     /// The tenant named `name`; a new one if it is not known, or what the others share.
     fn find(&self, name: &str) -> Arc<Tenant> {
         if let Some(tenant) = self.named.get(name) {
@@ -218,10 +225,7 @@ impl TenantTable {
             return Arc::clone(&known.tenants[at]);
         }
         let place = if name.len() > MAX_NAME_LEN { None } else { self.place(&mut known) };
-        let Some(at) = place else {
-            self.shared.fetch_add(1, Ordering::Relaxed);
-            return Arc::clone(&self.others);
-        };
+        let Some(at) = place else { return Arc::clone(&self.others) };
         let tenant = Tenant::new(name, known.each, known.queue).expect("checked when the limits were set");
         let tenant = Arc::new(tenant);
         known.by_name.insert(name.into(), at);
@@ -254,27 +258,30 @@ impl TenantTable {
 
     /// Changes what limits each tenant has that is not named in the settings, also of those that are known.
     /// A rate can be changed, but neither be added nor taken away.
-    pub(crate) fn set_each(&self, limits: TenantLimits) -> Result<bool, BuildError> {
+    pub(crate) fn set_each(&self, limits: TenantLimits) -> Result<(), ChangeError> {
         // Checks it before anything is changed.
-        Tenant::new("", limits, None)?;
+        Tenant::new("", limits, None).map_err(ChangeError::Tenant)?;
         let mut known = self.lock();
         if known.each.rate.is_some() != limits.rate.is_some() {
-            return Ok(false);
+            return Err(ChangeError::TenantRate);
         }
         known.each = limits;
         let now = Reading::now().ticks;
         known.tenants.iter().chain([&self.nobody, &self.others]).for_each(|tenant| tenant.set(limits, now));
-        Ok(true)
+        Ok(())
     }
 
     /// As [`Self::set_each`], of one that is named in the settings.
-    pub(crate) fn set_named(&self, name: &str, limits: TenantLimits) -> Result<bool, BuildError> {
-        Tenant::new("", limits, None)?;
-        let Some(tenant) = self.named.get(name).filter(|tenant| tenant.rate.is_some() == limits.rate.is_some()) else {
-            return Ok(false);
-        };
+    pub(crate) fn set_named(&self, name: &str, limits: TenantLimits) -> Result<(), ChangeError> {
+        Tenant::new("", limits, None).map_err(ChangeError::Tenant)?;
+        let tenant = self.named.get(name).ok_or_else(|| ChangeError::NotThere(format!("the tenant {name}")))?;
+        if tenant.rate.is_some() != limits.rate.is_some() {
+            return Err(ChangeError::TenantRate);
+        }
+        // One at a time, so that maximum and rate are of the same change.
+        let _known = self.lock();
         tenant.set(limits, Reading::now().ticks);
-        Ok(true)
+        Ok(())
     }
 
     /// Sets how many may wait, for every tenant.
@@ -343,29 +350,45 @@ impl Tenant {
 pub(crate) struct TenantOf {
     table: Arc<TenantTable>,
     last: Option<Arc<Tenant>>,
+    /// The last call, if it is of those without a place: it stays theirs, however often it is asked for.
+    of_others: Option<CallId>,
+    /// Whether it counts calls of those: one handler of a pipeline does.
+    counts: bool,
 }
 
 impl TenantOf {
-    pub(crate) fn new(table: &Arc<TenantTable>) -> Self {
-        Self { table: Arc::clone(table), last: None }
+    /// For the first handler that asks of each call.
+    pub(crate) fn first(table: &Arc<TenantTable>) -> Self {
+        Self { table: Arc::clone(table), last: None, of_others: None, counts: true }
+    }
+
+    /// For one behind it.
+    pub(crate) fn behind(table: &Arc<TenantTable>) -> Self {
+        Self { counts: false, ..Self::first(table) }
     }
 
     /// Whose call it is.
     pub(crate) fn call(&mut self, call: &Call<'_>) -> &Arc<Tenant> {
-        let Self { table, last } = self;
-        match &table.settings.source {
-            Source::Connection(name) => last.get_or_insert_with(|| match name(call.connection()) {
+        let Self { table, last, of_others, counts } = self;
+        let tenant = match &table.settings.source {
+            Source::Connection(name) => &*last.get_or_insert_with(|| match name(call.connection()) {
                 Some(name) => table.find(&name),
                 None => Arc::clone(&table.nobody),
             }),
             Source::Metadata(key) => {
                 let Some(name) = call.metadata().get_str(key) else { return &table.nobody };
-                if last.as_ref().is_none_or(|last| last.name() != name) {
+                let is_known = last.as_ref().is_some_and(|last| last.name() == name);
+                if !is_known && *of_others != Some(call.id()) {
                     *last = Some(table.find(name));
+                    *of_others = None;
                 }
                 last.as_ref().expect("just set")
             }
+        };
+        if Arc::ptr_eq(tenant, &table.others) && of_others.replace(call.id()) != Some(call.id()) {
+            table.shared.fetch_add(u64::from(*counts), Ordering::Relaxed);
         }
+        tenant
     }
 }
 
@@ -416,11 +439,11 @@ mod tests {
         let permits = ["a", "b"].map(|name| table.find(name).calls.try_acquire().unwrap());
         let (c, d) = (table.find("c"), table.find("d"));
         assert!(Arc::ptr_eq(&c, &d) && c.name() == OTHERS);
-        assert_eq!(known(&table), (2, 0, 2));
+        assert_eq!(known(&table), (2, 0, 0));
         assert!(table.find("a").calls.try_acquire().is_err(), "it is the same as before");
         drop(permits);
         assert_eq!(table.find("c").name(), "c");
-        assert_eq!(known(&table), (2, 1, 2));
+        assert_eq!(known(&table), (2, 1, 0));
     }
 
     #[tokio::test(start_paused = true)]
@@ -449,12 +472,16 @@ mod tests {
         let table = TenantTable::new(&settings, None).unwrap();
         let before = table.find("before");
         let max = |name: &str| table.find(name).calls.max();
-        assert!(table.set_each(TenantLimits::new().max_concurrent_calls(3)).unwrap());
+        table.set_each(TenantLimits::new().max_concurrent_calls(3)).unwrap();
         assert_eq!((before.calls.max(), max("after"), max("acme")), (Some(3), Some(3), Some(5)));
-        assert!(table.set_named("acme", TenantLimits::new().max_concurrent_calls(6)).unwrap());
-        assert!(!table.set_named("nobody", TenantLimits::new()).unwrap());
+        table.set_named("acme", TenantLimits::new().max_concurrent_calls(6)).unwrap();
+        let nobody = table.set_named("nobody", TenantLimits::new()).unwrap_err();
+        assert_eq!(nobody.to_string(), "the server was built without the tenant nobody");
         assert_eq!(max("acme"), Some(6));
-        assert!(!table.set_each(TenantLimits::new().rate(Rate::per_second(1.0))).unwrap(), "there was no rate");
+        let rate = TenantLimits::new().rate(Rate::per_second(1.0));
+        for added in [table.set_each(rate), table.set_named("acme", rate)] {
+            assert!(matches!(added, Err(ChangeError::TenantRate)), "there was no rate: {added:?}");
+        }
         assert!(table.set_each(TenantLimits::new().max_concurrent_calls(0)).is_err());
         assert_eq!(max("before"), Some(3));
     }
