@@ -4,7 +4,7 @@ use std::{mem, sync::Arc};
 
 use super::{
     queue::WaitQueue,
-    sync::{AtomicU64, Ordering},
+    sync::{AtomicU64, Ordering, fence},
 };
 
 /// Bounds how many calls are in flight at once, or how many bytes, or whatever is counted in units.
@@ -231,20 +231,24 @@ impl ConcurrencyLimit {
         self.give_back(units, self.wider.len());
     }
 
-    /// Counts units as released, here and in as many of the wider limits.
+    /// Counts units as released, here and in as many of the wider limits, and then tells their queues: one fence
+    /// is enough for all of them.
     fn give_back(&self, units: u64, wider: usize) {
+        let wider = &self.wider[..wider];
+        let mut queued = false;
         if self.counts {
-            self.release_here(units);
+            self.released.fetch_add(units, Ordering::Release);
+            queued |= self.queue.is_some();
         }
-        for share in &self.wider[..wider] {
-            share.limit.release_here(units * share.units);
+        for Share { limit, units: of_each } in wider {
+            limit.released.fetch_add(units * of_each, Ordering::Release);
+            queued |= limit.queue.is_some();
         }
-    }
-
-    fn release_here(&self, units: u64) {
-        self.released.fetch_add(units, Ordering::Release);
-        if let Some(queue) = &self.queue {
-            queue.has_room(self);
+        if queued {
+            // With the one in `WaitQueue::join`: either it sees what was given back, or we see who waits.
+            fence(Ordering::SeqCst);
+            let all = [self].into_iter().chain(wider.iter().map(|share| &*share.limit));
+            all.for_each(|limit| limit.queue.iter().for_each(|queue| queue.has_room(limit)));
         }
     }
 

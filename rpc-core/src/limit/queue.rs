@@ -100,7 +100,7 @@ impl WaitQueue {
             self.waiting.store(lines.waiting, Ordering::Relaxed);
             limit.open(false);
         }
-        // With the one in `has_room`: either who gives back sees us, or we see what was given back.
+        // With the one of who gives back: either who gives back sees us, or we see what was given back.
         fence(Ordering::SeqCst);
         pushed_out.into_iter().for_each(Waker::wake);
         Ok(())
@@ -143,10 +143,9 @@ impl WaitQueue {
         woken.0.into_iter().for_each(Waker::wake);
     }
 
-    /// Tells the queue that something was given back.
+    /// Tells the queue that something was given back, before a fence.
     #[inline]
     pub(super) fn has_room(&self, limit: &ConcurrencyLimit) {
-        fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.call(limit);
         }
