@@ -91,7 +91,7 @@ impl Upload {
         }
         let paid = Duration::from_secs_f64((self.len() - self.had) as f64 / f64::from(rate.bytes_per_second));
         let grace = if self.warned { LAST_CHANCE } else { rate.grace.saturating_sub(LAST_CHANCE) };
-        self.since.checked_add(grace + paid)
+        self.since.checked_add(grace.saturating_add(paid))
     }
 
     /// Whether it was warned before. The first time it is given a last chance instead of being

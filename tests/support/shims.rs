@@ -44,6 +44,12 @@ pub(crate) fn times(many: u64) -> u64 {
     if Manner::of_this_run() == Manner::Plain { (many / 8).max(1) } else { (many / 32).max(1) }
 }
 
+/// `long` times in the long form; else `short` times, or a quarter of that where this run repeats what plain
+/// transports have shown. For what [`times`] would repeat too often.
+pub(crate) fn long_or(long: u64, short: u64) -> u64 {
+    if times(8) == 8 { long } else { (times(8 * short)).max(1) }
+}
+
 impl Manner {
     /// What this run asks for. Nothing else reads the variable.
     pub(crate) fn of_this_run() -> Self {

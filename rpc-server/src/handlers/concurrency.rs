@@ -46,7 +46,7 @@ impl Handler for ConcurrencyHandler {
             Err(refusal) => Decision::Refuse(
                 Refusal::new(RefusalReason::ConcurrencyLimit)
                     .with_limit(refusal.limit, refusal.max, refusal.in_flight)
-                    .with_retry_delay(self.retry_delay + jitter(self.retry_delay)),
+                    .with_retry_delay(self.retry_delay.saturating_add(jitter(self.retry_delay))),
             ),
         }
     }

@@ -202,7 +202,7 @@ fn name_tenant(refusal: Refusal, tenant: Option<&Tenant>) -> Refusal {
 }
 
 fn with_jitter(delay: Duration) -> Duration {
-    delay + jitter(delay)
+    delay.saturating_add(jitter(delay))
 }
 
 fn turn_away(refusal: &WaitRefusal, retry_delay: Duration) -> Refusal {
