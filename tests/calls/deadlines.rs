@@ -11,7 +11,7 @@ use crate::support::{
     Req, assert_idle_soon,
     feed::{FeedClient, FeedServer, named},
     method,
-    shims::long_or,
+    shims::{is_full, times_in},
     until_client_idle, within,
 };
 
@@ -207,7 +207,7 @@ async fn in_real_time_no_call_is_told_before_its_deadline_and_nearly_all_at_once
     let feed: FeedClient = clients[0].service();
     assert_eq!(feed.hello("you".to_owned()).await.unwrap(), "hello, you");
     let mut late = Vec::new();
-    for round in 0..long_or(200, 2) {
+    for round in 0..times_in(200, 2) {
         let calls = (0..AT_ONCE).map(|n| {
             let (client, after) = (clients[n as usize % 2].clone(), MS * (10 + (n + round) as u32 % 30));
             let waits = [Waits::Unary, Waits::Spawned, Waits::ServerStream, Waits::BothWays][n as usize % 4];
@@ -224,7 +224,7 @@ async fn in_real_time_no_call_is_told_before_its_deadline_and_nearly_all_at_once
     }
     late.sort_unstable();
     let worst = late[(late.len() - 1) * 999 / 1_000];
-    if long_or(2, 1) == 2 {
+    if is_full() {
         println!("{} calls: 99.9 % within {worst:?} of their deadlines", late.len());
         assert!(worst <= 20 * MS, "{worst:?}");
     }

@@ -9,7 +9,7 @@ use crate::support::{
     Harness, assert_idle_soon,
     feed::Fickle,
     probe::{PANIC_TEXT, silence_wanted_panics},
-    shims::long_or,
+    shims::times_in,
 };
 
 #[sluicegate::service(package = "test")]
@@ -176,7 +176,7 @@ async fn panics_in_streams_among_good_ones_harm_none_of_these() {
     const CALLERS: u64 = 16;
     silence_wanted_panics();
     // One in ten panics.
-    let calls = long_or(6_250, 100);
+    let calls = times_in(6_250, 100).next_multiple_of(10);
     let harness = Harness::with(|builder| builder.service(MinesServer::new(Mined)).max_concurrent_calls(64));
     let sockets = harness.sockets().await;
     let clients: Vec<_> = (0..4).map(|_| sockets.client()).collect();

@@ -22,14 +22,14 @@ use tokio::{
 };
 
 use crate::support::{
-    Got, Harness, RawServer, method, raw::response, scripted::scripted, shims::long_or, until_client_idle, within,
+    Got, Harness, RawServer, method, raw::response, scripted::scripted, shims::times_in, until_client_idle, within,
 };
 
 const MS: Duration = Duration::from_millis(1);
 
 fn calls_or(promised: u64, usually: u64) -> u64 {
     let asked = env::var("SLUICEGATE_CLIENT_CALLS").ok().and_then(|calls| calls.parse().ok());
-    asked.unwrap_or_else(|| long_or(promised, usually))
+    asked.unwrap_or_else(|| times_in(promised, usually))
 }
 
 /// Random numbers, the same in every run.

@@ -12,7 +12,7 @@ use tokio::{
 use crate::support::{
     Got, Harness, method,
     scripted::{first_call, scripted, scripted_with},
-    shims::{Manner, long_or},
+    shims::{Manner, times_in},
     until_client_idle, within,
 };
 
@@ -23,7 +23,7 @@ async fn calls_that_had_expired_before_they_were_sent_leave_the_room_to_the_next
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
     let (first, mut server, first_id) = first_call(&client, &mut servers, 10).await;
-    let calls = long_or(100_000, 10_000);
+    let calls = times_in(100_000, 10_000);
     for n in 0..calls {
         let call = client.call::<_, u64>(method::GATE, (n,));
         if n % 2 == 0 {

@@ -17,7 +17,7 @@ use crate::support::{
     feed::{FeedClient, FeedServer},
     method,
     probe::{PANIC_TEXT, Seen, silence_wanted_panics},
-    shims::long_or,
+    shims::times_in,
     until_client_idle,
 };
 
@@ -186,7 +186,7 @@ async fn an_interceptor_that_panics_costs_its_call_whatever_the_end_and_leaves_n
     let client = server.client_builder().interceptor(Touchy).build();
     let feed: FeedClient = client.service();
     let unary = |method, place| client.call::<_, u64>(method, (7_u64, 1_u32)).metadata("mine", place);
-    let rounds = long_or(1_000, 60);
+    let rounds = times_in(1_000, 60);
     for n in 0..rounds {
         // Before it is sent, after its reply, after an error, at its deadline, and when it is dropped.
         assert!(panics(async { drop(unary(method::NONCE, "before").await) }).await);

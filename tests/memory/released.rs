@@ -10,7 +10,7 @@ use sluicegate::Bytes;
 
 use crate::{
     counting::LIVE,
-    support::{Harness, method, shims::long_or, until_client_idle},
+    support::{Harness, method, shims::times_in, until_client_idle},
 };
 
 const MIB: usize = 1024 * 1024;
@@ -36,7 +36,7 @@ async fn bodies_are_gone_when_their_calls_have_ended_and_not_when_these_would_ex
     let harness = Harness::new().plain("megabytes go by");
     let client = harness.client();
     let mut before = 0;
-    let calls = long_or(10_000, 40);
+    let calls = times_in(10_000, 40);
     for n in 0..calls {
         let (body, weak) = body();
         let mut call = client.call_bytes(method::BYTES, body).timeout(DEADLINE);
