@@ -13,7 +13,7 @@ use shuttle::{future::block_on, thread};
 
 use crate::{
     BothWays, CallError, Client, ClientStream, ItemSink, ItemStream, Method, ServerStream,
-    schedules::{End, Pipe, WINDOW, between, client, under_schedules},
+    schedules::{End, Pipe, WINDOW, between, client, under_as_many_schedules},
 };
 
 const STREAM: Method = Method::new("schedules", "stream");
