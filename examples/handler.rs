@@ -89,8 +89,14 @@ impl Handler for PerTenant {
         let limit = limits
             .entry(tenant.to_owned())
             .or_insert_with(|| ConcurrencyLimit::new("tenant", Some(1)).expect("one is a limit"));
-        match limit.try_acquire() {
-            Ok(permit) => {
+        // A long body may take its time, and must not hold a permit meanwhile. When it is there we are asked again.
+        let admitted = match call.is_whole() {
+            true => limit.try_acquire().map(Some),
+            false => limit.check().map(|()| None),
+        };
+        match admitted {
+            Ok(None) => Decision::AwaitBody,
+            Ok(Some(permit)) => {
                 // It comes back by itself when the response has been written, or the call is lost.
                 call.carry(permit);
                 Decision::Pass

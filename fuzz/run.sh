@@ -31,16 +31,15 @@ done
 
 # Flags count for the target platform only once it is named; build scripts and macros stay plain.
 host=$(rustc -vV | sed -n 's/^host: //p')
-work=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
-# What is measured or fuzzed is optimised, and still checks arithmetic and its own assertions.
+target_dir=${CARGO_TARGET_DIR:-$PWD/target}
+work=$target_dir/fuzz
+binary=$target_dir/$host/debug/fuzz
+# What is measured or fuzzed is optimised, and still checks arithmetic and its own assertions. Who fuzzes for
+# seconds may want it built in less time.
 build() {
-    CARGO_PROFILE_RELEASE_LTO=off \
-    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-    CARGO_PROFILE_RELEASE_DEBUG=line-tables-only \
-    CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
-    CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true \
-    RUSTFLAGS="$1" CARGO_TARGET_DIR="$2" \
-        cargo build --package fuzz --bin fuzz --release --target "$host" --locked --quiet
+    CARGO_PROFILE_DEV_OPT_LEVEL=${CARGO_PROFILE_DEV_OPT_LEVEL:-3} \
+    CARGO_PROFILE_DEV_DEBUG=${CARGO_PROFILE_DEV_DEBUG:-line-tables-only} RUSTFLAGS="$1" \
+        cargo build --package fuzz --bin fuzz --target "$host" --locked --quiet
 }
 
 if [ $mode = coverage ]; then
@@ -51,8 +50,7 @@ if [ $mode = coverage ]; then
             exit 2
         }
     done
-    build "-Cinstrument-coverage" "$work/coverage"
-    binary=$work/coverage/$host/release/fuzz
+    build "-Cinstrument-coverage"
     rm -f "$work"/*.profraw
     for target in "${targets[@]}"; do
         LLVM_PROFILE_FILE="$work/$target.profraw" "$binary" "$target" "fuzz/corpus/$target"
@@ -66,8 +64,7 @@ fi
 
 build "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-    -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing" "$work/build"
-binary=$work/build/$host/release/fuzz
+    -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing"
 # A second for one input is a thousand times what most take; others may have the cores.
 limits=(-timeout=20 -rss_limit_mb=512 -max_len=4096)
 

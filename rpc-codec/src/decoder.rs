@@ -50,6 +50,12 @@ impl FrameDecoder {
         Self { max_frame }
     }
 
+    /// The length that the frame at the front of `buf` has or will have, with its length field; `None` while
+    /// its header is not there, or breaks a rule.
+    pub fn frame_len(&self, buf: &[u8]) -> Option<usize> {
+        Header::decode(buf, self.max_frame).ok().flatten().map(|header| header.frame_len)
+    }
+
     /// Reads the frame at the front of `buf`.
     ///
     /// # Errors

@@ -186,9 +186,7 @@ impl Inflow {
     /// The sender broke a rule.
     #[inline]
     pub fn add(&mut self, len: u32, part: &[u8], more: bool, max: u32) -> Result<bool, FlowError> {
-        if self.credit <= 0 || self.ended || self.assembly.is_some() || len > max {
-            return Err(self.refuse(len, max));
-        }
+        self.check(len, max)?;
         self.credit -= charge(len as usize);
         if more {
             self.assembly = Some(Assembly::begin(len, part));
@@ -196,6 +194,19 @@ impl Inflow {
         }
         self.keep(part);
         Ok(true)
+    }
+
+    /// Whether an item of `len` bytes may come now.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Inflow::add`].
+    #[inline]
+    pub fn check(&self, len: u32, max: u32) -> Result<(), FlowError> {
+        if self.credit <= 0 || self.ended || self.assembly.is_some() || len > max {
+            return Err(self.refuse(len, max));
+        }
+        Ok(())
     }
 
     /// Adds a further part of an item. Whether it is complete.
@@ -262,8 +273,20 @@ impl Inflow {
         self.items = Vec::new();
     }
 
+    /// Nothing comes any more: what is there is dropped, the parts of an item as well.
+    pub fn close(&mut self) {
+        self.stop();
+        self.assembly = None;
+    }
+
+    /// Whether items that come are kept.
+    pub fn is_wanted(&self) -> bool {
+        !self.unwanted
+    }
+
     fn keep(&mut self, item: &[u8]) {
         if !self.unwanted {
+            self.items.reserve(4 + item.len());
             self.items.extend_from_slice(&(item.len() as u32).to_ne_bytes());
             self.items.extend_from_slice(item);
         }
@@ -315,6 +338,14 @@ impl Intake {
             self.batch = Vec::new();
         }
         mem::swap(&mut self.batch, &mut inflow.items);
+        if self.is_empty() {
+            // Whoever waits for items has hardly more than a call that waits for anything else.
+            for buffer in [&mut self.batch, &mut inflow.items] {
+                if buffer.capacity() > MAX_IDLE_LEN {
+                    *buffer = Vec::new();
+                }
+            }
+        }
         !self.is_empty()
     }
 
@@ -386,6 +417,8 @@ impl Intake {
 const MIN_CHARGE: usize = 64;
 /// A longer buffer is not kept when it is empty.
 const MAX_KEPT_LEN: usize = 256 * 1024;
+/// A longer buffer is not kept when nothing has come.
+const MAX_IDLE_LEN: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -497,6 +530,23 @@ mod tests {
         inflow.stop();
         inflow.add(10, &[7; 10], false, MAX).unwrap();
         assert!(inflow.is_empty() && inflow.credit() == 100_000 - 128);
+    }
+
+    #[test]
+    fn a_stream_in_which_nothing_waits_keeps_hardly_any_buffer() {
+        let (mut inflow, mut intake) = (Inflow::new(1 << 20), Intake::new(1 << 20));
+        for len in [100, 60_000, 300_000] {
+            for _ in 0..2 {
+                inflow.add(len, &vec![7; len as usize], false, MAX).unwrap();
+                assert!(intake.refill(&mut inflow));
+                while intake.next_item().is_some() {}
+            }
+            assert!(!intake.refill(&mut inflow));
+            assert!(intake.batch.capacity() + inflow.items.capacity() <= 2 * MAX_IDLE_LEN, "{len}");
+        }
+        inflow.add(1_000, &[7; 10], true, MAX).unwrap();
+        inflow.close();
+        assert!(!inflow.is_within_item() && inflow.is_empty() && !inflow.is_wanted());
     }
 
     #[test]

@@ -1,12 +1,11 @@
 //! The body of a request: in its frame, or in parts that arrive one by one.
 
-use std::{
-    mem,
-    time::{Duration, Instant},
-};
+use std::{mem, time::Instant};
 
 use bytes::Bytes;
 use rpc_codec::{Assembly, PartError};
+
+use crate::pace::Pace;
 
 /// A body as far as it is there.
 #[derive(Debug)]
@@ -51,27 +50,16 @@ impl Body<'_> {
 #[derive(Debug)]
 pub(crate) struct Upload {
     assembly: Assembly,
-    /// From when on its rate counts, and what had arrived by then.
-    since: Instant,
-    had: usize,
-    /// It was found too slow once.
-    warned: bool,
-}
-
-/// How slowly a body may come.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LeastRate {
-    pub(crate) bytes_per_second: u32,
-    /// A body may come late by this much in all.
-    pub(crate) grace: Duration,
+    pace: Pace,
 }
 
 impl Upload {
     fn begin(body_len: u32, first: &[u8], now: Instant) -> Self {
-        Self { assembly: Assembly::begin(body_len, first), since: now, had: first.len(), warned: false }
+        Self { assembly: Assembly::begin(body_len, first), pace: Pace::begin(first.len(), now) }
     }
 
     pub(crate) fn add(&mut self, part: &[u8], more: bool) -> Result<bool, PartError> {
+        self.pace.came(part.len());
         self.assembly.add(part, more)
     }
 
@@ -83,58 +71,27 @@ impl Upload {
         self.assembly.received().len()
     }
 
-    /// When it will have come too slowly if nothing more comes, and be warned or refused; never for one
-    /// that is complete.
-    pub(crate) fn too_slow_at(&self, rate: LeastRate) -> Option<Instant> {
-        if self.is_complete() {
-            return None;
-        }
-        let paid = Duration::from_secs_f64((self.len() - self.had) as f64 / f64::from(rate.bytes_per_second));
-        let grace = if self.warned { LAST_CHANCE } else { rate.grace.saturating_sub(LAST_CHANCE) };
-        self.since.checked_add(grace.saturating_add(paid))
+    /// How fast it comes, unless all of it has come.
+    pub(crate) fn pace(&self) -> Option<&Pace> {
+        if self.is_complete() { None } else { Some(&self.pace) }
     }
 
-    /// Whether it was warned before. The first time it is given a last chance instead of being
-    /// refused: it may have been us who did not read, busy with something else, and then nothing more
-    /// could be sent until now.
-    pub(crate) fn was_warned(&mut self, now: Instant) -> bool {
-        if !self.warned {
-            self.warned = true;
-            self.since = now;
-            self.had = self.len();
-            return false;
-        }
-        true
-    }
-
-    /// Does not count a `pause` up to `now` in which we did not read.
-    pub(crate) fn skip(&mut self, pause: Duration, now: Instant) {
-        self.since = (self.since + pause).min(now);
+    /// As [`Self::pace`].
+    pub(crate) fn pace_mut(&mut self) -> Option<&mut Pace> {
+        if self.is_complete() { None } else { Some(&mut self.pace) }
     }
 }
-
-/// The part of the grace in which a body must move again that seemed to have stopped.
-const LAST_CHANCE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_body_may_come_as_slowly_as_its_rate_after_the_grace() {
-        let now = Instant::now();
-        let rate = LeastRate { bytes_per_second: 1_000, grace: Duration::from_secs(10) };
-        let mut upload = Body::InFrame(&[0; 500]).keep(100_000, now);
-        assert_eq!(upload.too_slow_at(rate), Some(now + Duration::from_secs(9)));
+    fn a_body_has_a_pace_until_it_is_complete() {
+        let mut upload = Body::InFrame(&[0; 500]).keep(10_000, Instant::now());
         upload.add(&[0; 5_000], true).unwrap();
-        assert_eq!(upload.too_slow_at(rate), Some(now + Duration::from_secs(14)), "the first part is no merit");
-        upload.skip(Duration::from_secs(100), now + Duration::from_secs(200));
-        let due = now + Duration::from_secs(114);
-        assert_eq!(upload.too_slow_at(rate), Some(due));
-        assert!(!upload.was_warned(due));
-        assert_eq!(upload.too_slow_at(rate), Some(due + Duration::from_secs(1)));
-        assert!(upload.was_warned(due + Duration::from_secs(1)));
-        upload.add(&[0; 94_500], false).unwrap();
-        assert_eq!(upload.too_slow_at(rate), None);
+        assert_eq!(upload.pace().map(Pace::arrived), Some(5_500));
+        upload.add(&[0; 4_500], false).unwrap();
+        assert!(upload.pace().is_none());
     }
 }

@@ -89,9 +89,10 @@ impl ServerBuilder {
         self
     }
 
-    /// Bytes of requests in flight in the whole server, as they are encoded. A call takes the length that
-    /// its request claims before any of it is kept, and gives it back with its permit; one that finds too
-    /// little left is refused. At least [`Self::max_message`]. Default: no limit; but see
+    /// Bytes of requests in flight in the whole server, as they are encoded. A call takes the length of its
+    /// body with its permit, so before it is decoded, and gives it back with that; one that finds too little
+    /// left is refused. A body that comes in parts counts here when it is there, and in [`Self::body_budget`]
+    /// before. At least [`Self::max_message`]. Default: no limit; but see
     /// [`Self::body_budget`].
     pub fn max_bytes_in_flight(mut self, bytes: u64) -> Self {
         self.config.max_bytes_in_flight = Some(bytes);
@@ -194,6 +195,16 @@ impl ServerBuilder {
         self
     }
 
+    /// Bytes that frames which have begun may keep in the whole server, beyond the 64 KiB that each connection
+    /// may keep in any case. A longer frame takes what it has beyond them when 64 KiB of it have come, and
+    /// gives it back when it is whole; if too little is left, its connection is not read until there is, and is
+    /// closed if that takes longer than [`Self::frame_timeout`]. Clients of this library send no such frames. At
+    /// least [`Self::max_frame`]. Default: 256 MiB.
+    pub fn frame_budget(mut self, bytes: u64) -> Self {
+        self.config.frame_budget = bytes;
+        self
+    }
+
     /// The longest body of a request in bytes. Default: 4 MiB.
     pub fn max_message(mut self, bytes: u32) -> Self {
         self.config.max_message = bytes;
@@ -202,14 +213,21 @@ impl ServerBuilder {
 
     /// Bytes of request bodies that arrive in parts, in the whole server. A call takes the length that
     /// its first part claims before any memory is spent, and gives it back when its response has been
-    /// written; one that finds too little left is refused. At least [`Self::max_message`].
-    /// Default: 256 MiB.
+    /// written; one that finds too little left is refused. A short body counts for 4 KiB and its metadata: its
+    /// call waits for it without a permit. At least [`Self::max_message`].
+    ///
+    /// Items of streams that clients send take their length, and 64 bytes at least, from when they come, or the
+    /// first part of them, until the service has asked for the next ones; a stream takes at least 1 KiB while it
+    /// has any, and one in which nothing waits takes nothing. An item that finds too little left ends its call
+    /// with RESOURCE_EXHAUSTED, executed maybe. Default: 256 MiB.
     pub fn body_budget(mut self, bytes: u64) -> Self {
         self.config.body_budget = bytes;
         self
     }
 
-    /// As [`Self::body_budget`], on each connection. Default: 16 MiB.
+    /// As [`Self::body_budget`], on each connection; but of a stream that the client sends, its whole window is
+    /// taken while it is open, and of a long item what is beyond that. A call that finds too little left for
+    /// its window is refused. Default: 16 MiB.
     pub fn body_budget_per_connection(mut self, bytes: u64) -> Self {
         self.config.body_budget_per_connection = bytes;
         self
@@ -217,15 +235,17 @@ impl ServerBuilder {
 
     /// How many bytes of a stream a client may send before the service takes any, at least 64 KiB; an
     /// item counts as 64 at least. While such a stream is open, its window is taken out of
-    /// [`Self::body_budget`] and [`Self::body_budget_per_connection`]: with the defaults, 256 on each
-    /// connection. A larger window lets a stream from far away go faster. Default: 64 KiB.
+    /// [`Self::body_budget_per_connection`]: with the defaults, 256 may be open on each connection. Out of
+    /// [`Self::body_budget`] only what has been sent is taken. A larger window lets a stream from far away go
+    /// faster. Default: 64 KiB.
     pub fn stream_window(mut self, bytes: u32) -> Self {
         self.config.stream_window = bytes;
         self
     }
 
     /// How many bytes per second of a body in parts must arrive, on the average and after ten seconds
-    /// of grace. A call whose body comes more slowly is refused. `None` takes any rate.
+    /// of grace, and of an item in parts. A call whose body comes more slowly is refused, one whose item does is
+    /// ended. `None` takes any rate.
     /// Default: 16 KiB.
     pub fn min_body_rate(mut self, bytes_per_second: impl Into<Option<u32>>) -> Self {
         self.config.min_body_rate = bytes_per_second.into();
@@ -291,8 +311,10 @@ impl ServerBuilder {
 
     /// Frames per second on each connection that open no call: PING, PONG that nobody asked for, CANCEL
     /// of calls that have ended beyond one for each call, requests that are malformed, and what the
-    /// protocol asks to ignore. A client that sends more is told so and closed. `None` takes any
-    /// number. Default: 1,000 with a burst of 10,000.
+    /// protocol asks to ignore. A client that sends more is told so and closed. What an honest client may have
+    /// under way when a call ends, such as items for which a stream had credit, is not among them; of that one may
+    /// send 1,000,000 frames a second, with a burst of as many. `None` takes any number of either.
+    /// Default: 1,000 with a burst of 10,000.
     pub fn control_frame_rate(mut self, rate: impl Into<Option<Rate>>) -> Self {
         self.config.control_frame_rate = rate.into();
         self

@@ -28,6 +28,8 @@ pub struct Call<'a> {
     pub(crate) opening: &'a mut Opening,
     pub(crate) method: &'a MethodInfo,
     pub(crate) connection: &'a ConnectionInfo,
+    /// Whether all of its body is there.
+    pub(crate) whole: bool,
 }
 
 /// What a call owns of its request, but for the body.
@@ -35,7 +37,7 @@ pub struct Call<'a> {
 pub(crate) struct Opening {
     pub(crate) id: CallId,
     pub(crate) received: Reading,
-    /// When it had waited for what it had to.
+    /// When it had waited for what it had to so far: its body, a handler, a permit.
     pub(crate) let_in: Instant,
     pub(crate) age: Duration,
     pub(crate) deadline: Deadline,
@@ -74,6 +76,11 @@ impl Call<'_> {
         self.opening.received.instant
     }
 
+    /// When it began to ask for a permit: when it was received, or had its body or what else it waited for.
+    pub(crate) fn let_in(&self) -> Instant {
+        self.opening.let_in
+    }
+
     /// When it was received, as rate limits count time.
     pub fn received_ticks(&self) -> Ticks {
         self.opening.received.ticks
@@ -109,6 +116,15 @@ impl Call<'_> {
         self.opening.body_len
     }
 
+    /// Whether all of its body has come. A long body comes in parts, and handlers see the call with the first
+    /// of them, so that whoever is to be refused is so before the rest is sent. A handler that gives the
+    /// call something that others need, such as a permit, should leave that until the body is there, with
+    /// [`Decision::AwaitBody`](crate::Decision::AwaitBody): who dribbles would hold it for as long as
+    /// they like to.
+    pub fn is_whole(&self) -> bool {
+        self.whole
+    }
+
     /// Which ways items of the call go.
     pub fn kind(&self) -> CallKind {
         self.opening.kind
@@ -130,7 +146,8 @@ impl Call<'_> {
         &mut self.opening.extensions
     }
 
-    /// Gives the call a permit to carry until its response has been written.
+    /// Gives the call a permit to carry until its response has been written; while its body comes, if that
+    /// is not there yet: see [`Call::is_whole`].
     pub fn carry(&mut self, permit: ConcurrencyPermit) {
         self.opening.permit.push(permit);
     }
@@ -249,7 +266,12 @@ pub(crate) mod testing {
     impl CallParts {
         /// The call as the pipeline sees it.
         pub(crate) fn call(&mut self) -> Call<'_> {
-            Call { opening: &mut self.opening, method: &self.method, connection: &self.connection }
+            Call { opening: &mut self.opening, method: &self.method, connection: &self.connection, whole: true }
+        }
+
+        /// The call as the pipeline sees it with the first part of its body.
+        pub(crate) fn begun(&mut self) -> Call<'_> {
+            Call { whole: false, ..self.call() }
         }
 
         /// The call number `sequence`, received `after` the first.

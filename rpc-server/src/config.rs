@@ -6,9 +6,9 @@ use rpc_codec::{CodecId, CodecSet, Hello};
 use rpc_core::limit::Rate;
 
 use crate::{
-    body::LeastRate,
     error::BuildError,
     limits::{Adaptive, MethodLimits, Tenants, WaitQueue},
+    pace::LeastRate,
 };
 
 /// The settings of a server. [`crate::ServerBuilder`] sets them.
@@ -50,16 +50,19 @@ pub(crate) struct Config {
     pub(crate) max_connections: u64,
     /// Bounds what one peer may make us buffer.
     pub(crate) max_frame: u32,
+    /// Each connection may have one frame that has begun. What they keep beyond 64 KiB is bounded for all
+    /// together.
+    pub(crate) frame_budget: u64,
     pub(crate) max_message: u32,
-    /// Bytes of bodies in parts, from their first part until the response has been written: what is
-    /// put together from parts is memory that a peer fills.
+    /// Bytes of bodies in parts, from their first part until the response has been written, and of items until
+    /// services have consumed them: what waits there is memory that a peer fills.
     pub(crate) body_budget: u64,
     /// So that one connection cannot take all of it.
     pub(crate) body_budget_per_connection: u64,
-    /// What a client may send of a stream before the service takes any; kept out of the budget of bodies
+    /// What a client may send of a stream before the service takes any; kept out of the budget of its connection
     /// while the stream is open. Two parts: one is consumed while the other is under way.
     pub(crate) stream_window: u32,
-    /// A body that comes more slowly holds its budget for too long. None takes any rate.
+    /// A body, or an item, that comes more slowly holds its budget for too long. None takes any rate.
     pub(crate) min_body_rate: Option<u32>,
     /// Who connects and says nothing at all wants nothing, and is not waited for any longer than it
     /// takes to say something.
@@ -121,6 +124,7 @@ impl Default for Config {
             concurrency_retry_delay: Duration::from_millis(10),
             max_connections: 10_000,
             max_frame: 256 * 1024,
+            frame_budget: 256 * 1024 * 1024,
             max_message: 4 * 1024 * 1024,
             body_budget: 256 * 1024 * 1024,
             body_budget_per_connection: 16 * 1024 * 1024,
@@ -196,8 +200,9 @@ impl Config {
                 other_value: self.stream_window.into(),
             });
         }
-        // Otherwise a body or a stream that may be sent could never pass.
+        // Otherwise a frame, a body or a stream that may be sent could never pass.
         for (setting, value, other, other_value) in [
+            ("max_frame", self.max_frame.into(), "frame_budget", self.frame_budget),
             ("max_message", self.max_message.into(), "body_budget_per_connection", self.body_budget_per_connection),
             ("max_message", self.max_message.into(), "body_budget", self.body_budget),
             ("stream_window", self.stream_window.into(), "body_budget_per_connection", self.body_budget_per_connection),
@@ -216,7 +221,7 @@ impl Config {
         Ok(())
     }
 
-    /// How slowly a body in parts may come.
+    /// How slowly a body or an item in parts may come.
     pub(crate) fn least_body_rate(&self) -> Option<LeastRate> {
         self.min_body_rate.map(|bytes_per_second| LeastRate { bytes_per_second, grace: BODY_GRACE })
     }

@@ -12,7 +12,7 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{DecodeError, FrameDecoder, GoAwayReason, Hello, SendBounds, encode_go_away};
-use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Status, limit::ConcurrencyLimit};
+use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Status};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     task::{JoinSet, coop},
@@ -21,9 +21,11 @@ use tokio::{
 use crate::{
     allowance::Allowance,
     batch::Batch,
+    budgets::Budgets,
     clock::{self, Reading},
     cut::Cut,
     ending::{CLOSE_WHEN_BROKEN, CLOSED_BY_HANDLER, FOREVER},
+    frame_room::FrameRoom,
     gauges::Share,
     in_flight::InFlight,
     life::Life,
@@ -71,8 +73,8 @@ pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     pub(crate) bounds: SendBounds,
     /// The credit of a stream to the client.
     pub(crate) client_window: u32,
-    /// Bytes of bodies that arrive in parts; made with the first of them.
-    pub(crate) bodies: Option<Arc<ConcurrencyLimit>>,
+    /// Of bytes of bodies and streams; made with the first of them.
+    pub(crate) budgets: Option<Budgets>,
     pub(crate) decoder: FrameDecoder,
     pub(crate) state: State,
     /// The client said GOAWAY: the end of its stream is then no loss.
@@ -88,8 +90,10 @@ pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     gathered: bool,
     /// Received bytes that do not make a whole frame, or that the last batch left.
     pub(crate) partial: BytesMut,
+    /// If that is a long frame's beginning.
+    pub(crate) frame_room: Option<Box<FrameRoom>>,
     inbound: Share,
-    read_size: ReadSize,
+    pub(crate) read_size: ReadSize,
     timer: Timer,
     pub(crate) write_stalls: Option<Instant>,
     /// Of tasks that begin; made with the first of them.
@@ -151,6 +155,8 @@ pub(crate) enum ReadEnd {
     Dry,
     /// The batch is full.
     Full,
+    /// There is no room for more of the frame that has begun.
+    Held,
 }
 
 /// A transport that wants to be asked again has done what it can by then, unless its peer holds it up.
@@ -183,7 +189,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             going_away: None,
             bounds: SendBounds { max_frame: hello.max_frame, max_message: hello.max_message },
             client_window: hello.stream_window,
-            bodies: None,
+            budgets: None,
             decoder: FrameDecoder::new(server.config.max_frame),
             state,
             client_leaves: false,
@@ -194,6 +200,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             woken: Vec::new(),
             gathered: false,
             partial: BytesMut::new(),
+            frame_room: None,
             inbound: Share::of(&server.gauges.inbound_bytes),
             read_size: ReadSize::default(),
             timer: Timer::default(),
@@ -285,7 +292,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         let read = self.read(cx)?;
         if matches!(read, ReadEnd::Dry) {
-            self.refuse_slow_bodies(now);
+            self.end_slow_parts(now);
         }
         // Tasks that were spawned just now wake us only once they have been polled for.
         self.poll_tasks(cx);
@@ -298,6 +305,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if paused {
             self.life.pause(now);
             self.writer.slim();
+            self.leave_queue_for_room();
         }
         if self.step_state(cx, now)? {
             return Ok(Turn::End);
@@ -361,7 +369,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 self.note_frames(taken, taken < bytes.len(), now.instant);
                 bytes.advance(taken);
                 // An idle connection keeps no buffer.
-                self.partial = if bytes.is_empty() { BytesMut::new() } else { bytes };
+                self.partial = if bytes.is_empty() {
+                    self.frame_room = None;
+                    BytesMut::new()
+                } else {
+                    bytes
+                };
                 if self.has_enough() {
                     return Ok(ReadEnd::Full);
                 }
@@ -373,7 +386,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             if self.is_above_mark() {
                 return Ok(ReadEnd::Full);
             }
-            let read = scratch::with_read_buffer(|buffer| self.read_once(buffer, cx))?;
+            let Some(size) = self.may_read(cx)? else { return Ok(ReadEnd::Held) };
+            let read = scratch::with_read_buffer(|buffer| self.read_once(&mut buffer[..size], cx))?;
             match read {
                 None => return Ok(ReadEnd::Dry),
                 Some(0) => self.input_ended()?,
@@ -411,7 +425,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     fn read_once(&mut self, buffer: &mut [u8], cx: &mut TaskContext<'_>) -> Result<Option<usize>, Broken> {
-        let mut buf = ReadBuf::new(&mut buffer[..self.read_size.get()]);
+        let mut buf = ReadBuf::new(buffer);
         match poll_io(cx, |cx| Pin::new(&mut self.io).poll_read(cx, &mut buf)) {
             Poll::Pending => return Ok(None),
             Poll::Ready(result) => result.map_err(Broken::Lost)?,

@@ -26,10 +26,12 @@ pub(crate) enum Cut {
     Age,
     /// The peer took nothing of what was written.
     Write,
+    /// A long frame was begun, and there was no room for it.
+    FrameRoom,
 }
 
 impl Cut {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::FirstByte,
         Self::Handshake,
         Self::Frame,
@@ -38,6 +40,7 @@ impl Cut {
         Self::Flood,
         Self::Age,
         Self::Write,
+        Self::FrameRoom,
     ];
 
     /// As it is called in [`crate::Snapshot::connections_cut`].
@@ -51,6 +54,7 @@ impl Cut {
             Self::Flood => "flood",
             Self::Age => "age",
             Self::Write => "write",
+            Self::FrameRoom => "frame budget",
         }
     }
 
@@ -58,7 +62,7 @@ impl Cut {
     pub(crate) const fn reason(self) -> GoAwayReason {
         match self {
             Self::FirstByte | Self::Handshake => GoAwayReason::HandshakeTimeout,
-            Self::Frame | Self::Keepalive | Self::Idle | Self::Write => GoAwayReason::Timeout,
+            Self::Frame | Self::Keepalive | Self::Idle | Self::Write | Self::FrameRoom => GoAwayReason::Timeout,
             Self::Flood => GoAwayReason::TooManyFrames,
             Self::Age => GoAwayReason::Drain,
         }
@@ -75,6 +79,7 @@ impl Cut {
             Self::Flood => "there are more frames that open no call than the server takes",
             Self::Age => "the connection is as old as it may get",
             Self::Write => "what was written was not taken in time",
+            Self::FrameRoom => "there was no room for so long a frame in time",
         }
     }
 }
@@ -106,6 +111,6 @@ mod tests {
             (0..=n).for_each(|_| counts.count(cut));
         }
         let snapshot = counts.snapshot();
-        assert_eq!((snapshot.len(), snapshot["first byte"], snapshot["write"]), (8, 1, 8));
+        assert_eq!((snapshot.len(), snapshot["first byte"], snapshot["write"]), (9, 1, 8));
     }
 }

@@ -73,6 +73,7 @@ fn limits(config: &Config) -> BTreeMap<String, u64> {
         ("max_blocking_calls", Some(config.max_blocking_calls)),
         ("max_connections", Some(config.max_connections)),
         ("max_frame", Some(config.max_frame.into())),
+        ("frame_budget", Some(config.frame_budget)),
         ("max_message", Some(config.max_message.into())),
         ("body_budget", Some(config.body_budget)),
         ("body_budget_per_connection", Some(config.body_budget_per_connection)),

@@ -61,6 +61,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         match self.life.due(&self.server.config, now) {
             Some(Due::Ping(opaque)) => encode_ping(&mut self.writer.out, opaque),
             Some(Due::Farewell) => self.part(Cut::Idle),
+            Some(Due::Cut(Cut::Frame)) if self.awaits_room() => return Err(Broken::Cut(Cut::FrameRoom)),
             Some(Due::Cut(cut)) => return Err(Broken::Cut(cut)),
             None => {}
         }
@@ -120,6 +121,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 self.state = State::Closing { until: by };
                 // Nothing is read any more.
                 self.partial = BytesMut::new();
+                self.frame_room = None;
             }
         }
     }
@@ -180,7 +182,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 [self.life.next_due(&self.server.config), cut_off].into_iter().flatten().min()
             }
         };
-        let slow = if self.is_above_mark() { None } else { self.in_flight.next_slow() };
+        // Nobody is looked at who is not read.
+        let slow = if self.is_above_mark() || self.awaits_room() { None } else { self.in_flight.next_slow() };
         [state, self.in_flight.next_expiry(), slow, self.write_stalls].into_iter().flatten().min()
     }
 

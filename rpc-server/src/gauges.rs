@@ -31,7 +31,7 @@ pub struct Snapshot {
     /// Calls of blocking methods in flight: those that have or wait for a thread, and those whose
     /// responses are not yet written.
     pub blocking: ConcurrencySnapshot,
-    /// Calls that wait in the pipeline or for their service.
+    /// Calls that wait in the pipeline, for their bodies or for their service.
     pub calls_parked: u64,
     /// Of these, calls that wait for a permit.
     pub calls_waiting: u64,
@@ -53,12 +53,15 @@ pub struct Snapshot {
     /// Bytes of items that services have sent and connections have not taken, and that have come and services have
     /// not taken.
     pub stream_bytes: u64,
-    /// Bytes reserved for request bodies that came, or come, in parts, and for the windows of streams that clients
-    /// send.
+    /// Bytes reserved for request bodies that came, or come, in parts, and for items of clients' streams that services
+    /// have not consumed. Windows of streams that are open take none.
     pub body_bytes: u64,
     /// Received bytes of frames that are not whole yet, or whose turn has not come.
     pub inbound_bytes: u64,
-    /// Calls turned away, by the name of the limit, or by the reason when no limit refused.
+    /// Bytes taken of [`frame_budget`](crate::ServerBuilder::frame_budget) by long frames that have begun.
+    pub frame_bytes: u64,
+    /// Calls turned away, by the name of the limit, or by the reason when no limit refused. Calls that were ended
+    /// because an item came too slowly or found no room are among them.
     pub refused: BTreeMap<&'static str, u64>,
     /// The same calls by the reason, such as those that found a queue full.
     pub refused_by_reason: BTreeMap<&'static str, u64>,
@@ -76,7 +79,8 @@ pub struct Snapshot {
     /// Attempts to accept a connection that failed.
     pub accept_errors: u64,
     /// Connections given up by reason, those that occurred: `first byte`, `handshake`, `frame` and
-    /// `write` for what was not done in time, `keepalive` for a PING without an answer, `idle`, `flood`
+    /// `write` for what was not done in time, `frame budget` for a long frame for which there was no room,
+    /// `keepalive` for a PING without an answer, `idle`, `flood`
     /// for too many frames that open no call, and `age` for those that were told to go when they
     /// reached it.
     pub connections_cut: BTreeMap<&'static str, u64>,
@@ -88,7 +92,7 @@ impl Snapshot {
     pub fn is_idle(&self) -> bool {
         let calls = [self.calls.held, self.blocking.held, self.calls_parked, self.calls_waiting];
         let connections = [self.connections, self.handshakes];
-        let bytes = [self.buffered_bytes, self.body_bytes, self.inbound_bytes];
+        let bytes = [self.buffered_bytes, self.body_bytes, self.inbound_bytes, self.frame_bytes];
         let streams = [self.streams, self.stream_bytes];
         let limits = self.limits.values().all(|limit| limit.held == 0) && self.tenants.held == 0;
         limits && calls.iter().chain(&connections).chain(&bytes).chain(&streams).all(|&n| n == 0)
@@ -102,6 +106,8 @@ pub(crate) struct Gauges {
     pub(crate) connections: Arc<ConcurrencyLimit>,
     /// In bytes.
     pub(crate) bodies: Arc<ConcurrencyLimit>,
+    /// In bytes beyond what each connection may keep.
+    pub(crate) frames: Arc<ConcurrencyLimit>,
     pub(crate) refused: RefusedCounts,
     pub(crate) would_refuse: RefusedCounts,
     pub(crate) parked: Arc<AtomicU64>,
@@ -120,13 +126,19 @@ pub(crate) struct Gauges {
 }
 
 impl Gauges {
-    pub(crate) fn new(limits: Arc<Limits>, connections: Arc<ConcurrencyLimit>, bodies: Arc<ConcurrencyLimit>) -> Self {
+    pub(crate) fn new(
+        limits: Arc<Limits>,
+        connections: Arc<ConcurrencyLimit>,
+        bodies: Arc<ConcurrencyLimit>,
+        frames: Arc<ConcurrencyLimit>,
+    ) -> Self {
         Self {
             refused: RefusedCounts::new(limits.named().map(|limit| limit.name())),
             would_refuse: RefusedCounts::new(limits.named().map(|limit| limit.name())),
             limits,
             connections,
             bodies,
+            frames,
             parked: Arc::default(),
             waiting: Arc::default(),
             handshakes: Arc::default(),
@@ -159,6 +171,7 @@ impl Gauges {
             stream_bytes: self.stream_bytes.load(Ordering::Relaxed),
             body_bytes: self.bodies.snapshot().held,
             inbound_bytes: self.inbound_bytes.load(Ordering::Relaxed),
+            frame_bytes: self.frames.snapshot().held,
             refused: self.refused.snapshot(),
             refused_by_reason: self.refused.reasons(),
             would_refuse: self.would_refuse.snapshot(),
@@ -221,6 +234,7 @@ pub(crate) const BLOCKING: &str = "blocking";
 pub(crate) const GLOBAL_RATE: &str = "global rate";
 pub(crate) const CONNECTION_RATE: &str = "connection rate";
 pub(crate) const GLOBAL_BODIES: &str = "global bodies";
+pub(crate) const GLOBAL_FRAMES: &str = "global frames";
 pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
 pub(crate) const BYTES: &str = "bytes";
 pub(crate) const PRIORITY: &str = "priority";
@@ -228,13 +242,14 @@ pub(crate) const CONNECTIONS: &str = "connections";
 pub(crate) const TENANT: &str = "tenant";
 pub(crate) const TENANT_RATE: &str = "tenant rate";
 /// What no limit of the user's may be called.
-pub(crate) const RESERVED_NAMES: [&str; 12] = [
+pub(crate) const RESERVED_NAMES: [&str; 13] = [
     GLOBAL,
     CONNECTION,
     BLOCKING,
     GLOBAL_RATE,
     CONNECTION_RATE,
     GLOBAL_BODIES,
+    GLOBAL_FRAMES,
     CONNECTION_BODIES,
     BYTES,
     CONNECTIONS,

@@ -18,10 +18,11 @@ use slab::Slab;
 use tokio::task::{AbortHandle, Id};
 
 use crate::{
-    body::{LeastRate, Upload},
+    body::Upload,
     call::Opening,
     gauges::Share,
     method::IdHasher,
+    pace::{LeastRate, Pace},
     panics::drop_contained,
     pipeline::Decision,
     ready::SlotWaker,
@@ -31,9 +32,12 @@ use crate::{
 /// The pending calls of one connection.
 ///
 /// ```text
-///   pipeline --Wait--> Waiting --Pass--> Receiving --whole--> Slot (polled in place) ---> answered
-///        \___________________\_______________\_______________/  \-- too slow --> Task --/
+///   pipeline --AwaitBody--> Receiving --whole--> pipeline --Wait--> Waiting --Pass--> pipeline
+///   pipeline --Pass--> Slot (polled in place) ---> answered
+///                        \-- too slow --> Task --/
 /// ```
+///
+/// What waits for a permit has its body, and what waits for its body has no permit of what it comes to then.
 ///
 /// Cancelling, expiry and the end of the connection take a call out of any of these states.
 #[derive(Debug)]
@@ -42,7 +46,7 @@ pub(crate) struct InFlight {
     by_id: HashMap<CallId, usize, BuildHasherDefault<IdHasher>>,
     /// No call expires before this. It may be early, since a call that ends does not move it.
     next_expiry: Option<Instant>,
-    /// No body has come too slowly before this; early in the same way.
+    /// Nothing that comes in parts has come too slowly before this; early in the same way.
     next_slow: Option<Instant>,
     least_rate: Option<LeastRate>,
     gauge: Share,
@@ -70,7 +74,7 @@ pub(crate) enum Place {
     Task { abort: AbortHandle, context: Context },
     /// It waits in the pipeline at this position.
     Waiting(Box<Waiting>),
-    /// It was let through, and waits for the rest of its body.
+    /// It waits for the rest of its body.
     Receiving(Box<Receiving>),
 }
 
@@ -79,6 +83,8 @@ pub(crate) enum Place {
 pub(crate) struct Receiving {
     pub(crate) opening: Opening,
     pub(crate) upload: Upload,
+    /// The handler that is asked next, or their number if all have let it pass.
+    pub(crate) at: usize,
 }
 
 /// A call that waits in the pipeline for a handler's future to decide.
@@ -126,8 +132,26 @@ impl Drop for HandlerFuture {
     }
 }
 
+/// A call of which something comes too slowly.
+#[derive(Debug)]
+pub(crate) struct Slow {
+    pub(crate) key: usize,
+    pub(crate) of: InParts,
+    /// The rate that it broke.
+    pub(crate) rate: LeastRate,
+    /// Bytes that have come.
+    pub(crate) arrived: usize,
+}
+
+/// What comes in parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InParts {
+    Body,
+    Item,
+}
+
 impl InFlight {
-    /// No calls; bodies of later ones come at `least_rate` or faster.
+    /// No calls; bodies and items of later ones come at `least_rate` or faster.
     pub(crate) fn new(least_rate: Option<LeastRate>, gauge: Share) -> Self {
         Self { calls: Slab::new(), by_id: HashMap::default(), next_expiry: None, next_slow: None, least_rate, gauge }
     }
@@ -149,8 +173,8 @@ impl InFlight {
         if let Some(expiry) = call.expiry() {
             self.next_expiry = earlier(self.next_expiry, Some(expiry));
         }
-        if let (Some(upload), Some(rate)) = (call.place.upload(), self.least_rate) {
-            self.next_slow = earlier(self.next_slow, upload.too_slow_at(rate));
+        if let (Some(pace), Some(rate)) = (call.place.upload().and_then(Upload::pace), self.least_rate) {
+            self.next_slow = earlier(self.next_slow, pace.too_slow_at(rate));
         }
         let id = call.id;
         let key = self.calls.insert(call);
@@ -208,36 +232,55 @@ impl InFlight {
         expired.into_iter().map(|(key, _)| key).collect()
     }
 
-    /// When to look for bodies that come too slowly next.
+    /// Notes that an item in parts has begun with a first one.
+    pub(crate) fn item_begins(&mut self, key: usize, first: usize, now: Instant) {
+        let Some(seat) = self.calls.get_mut(key).and_then(|call| call.stream.as_mut()) else { return };
+        let pace = seat.item.insert(Pace::begin(first, now));
+        if let Some(rate) = self.least_rate {
+            self.next_slow = earlier(self.next_slow, pace.too_slow_at(rate));
+        }
+    }
+
+    /// Notes a further part of it.
+    pub(crate) fn item_came(&mut self, key: usize, bytes: usize, more: bool) {
+        let Some(seat) = self.calls.get_mut(key).and_then(|call| call.stream.as_mut()) else { return };
+        match &mut seat.item {
+            Some(pace) if more => pace.came(bytes),
+            item => *item = None,
+        }
+    }
+
+    /// When to look for what comes too slowly next.
     pub(crate) fn next_slow(&self) -> Option<Instant> {
         self.next_slow
     }
 
-    /// The keys of calls whose bodies have come too slowly at `now` though they were warned, with the
-    /// rate they broke. Others are warned.
-    pub(crate) fn too_slow(&mut self, now: Instant) -> Vec<(usize, LeastRate)> {
+    /// The calls whose bodies or items have come too slowly at `now` though they were warned. Others are
+    /// warned.
+    pub(crate) fn too_slow(&mut self, now: Instant) -> Vec<Slow> {
         let Some(rate) = self.least_rate.filter(|_| self.next_slow.is_some_and(|next| next <= now)) else {
             return Vec::new();
         };
         let mut slow = Vec::new();
         self.next_slow = None;
         for (key, call) in &mut self.calls {
-            let Some(upload) = call.place.upload_mut() else { continue };
-            let is_due = upload.too_slow_at(rate).is_some_and(|due| due <= now);
-            if is_due && upload.was_warned(now) {
-                slow.push((key, rate));
-            } else {
-                self.next_slow = earlier(self.next_slow, upload.too_slow_at(rate));
+            for (of, pace) in call.paces_mut() {
+                if pace.is_too_slow(rate, now) {
+                    slow.push(Slow { key, of, rate, arrived: pace.arrived() });
+                    break;
+                }
+                self.next_slow = earlier(self.next_slow, pace.too_slow_at(rate));
             }
         }
         slow
     }
 
-    /// Counts a `pause` up to `now` in which we did not read against no body.
+    /// Counts a `pause` up to `now` in which we did not read against nobody.
     pub(crate) fn skip(&mut self, pause: Duration, now: Instant) {
         // Where to look next stays: too early is harmless.
-        let uploads = self.calls.iter_mut().filter_map(|(_, call)| call.place.upload_mut());
-        uploads.for_each(|upload| upload.skip(pause, now));
+        for (_, call) in &mut self.calls {
+            call.paces_mut().for_each(|(_, pace)| pace.skip(pause, now));
+        }
     }
 
     /// The keys of calls whose bodies are not complete.
@@ -267,6 +310,13 @@ impl Pending {
     /// When it ends if nothing else happens.
     fn expiry(&self) -> Option<Instant> {
         earlier(self.deadline.instant(), self.patience().map(|patience| patience.until))
+    }
+
+    /// What of it is coming in parts.
+    fn paces_mut(&mut self) -> impl Iterator<Item = (InParts, &mut Pace)> {
+        let body = self.place.upload_mut().and_then(Upload::pace_mut);
+        let item = self.stream.as_mut().and_then(|seat| seat.item.as_mut());
+        body.map(|pace| (InParts::Body, pace)).into_iter().chain(item.map(|pace| (InParts::Item, pace)))
     }
 
     fn patience(&self) -> Option<&Patience> {

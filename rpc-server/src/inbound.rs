@@ -10,7 +10,7 @@ use std::{
 
 use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, RequestFrame, encode_pong};
 use rpc_core::{
-    CallId, Deadline, Executed, Extensions, Refusal, RefusalReason, Status,
+    CallId, Deadline, Executed, Extensions, Metadata, Refusal, RefusalReason, Status,
     limit::{CallPermit, HeldPermit},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -23,10 +23,11 @@ use crate::{
     cut::Cut,
     ending::CLOSED_BY_HANDLER,
     gauges::CONNECTION,
-    in_flight::{HandlerFuture, Patience, Pending, Place, Receiving, Waiting},
+    in_flight::{HandlerFuture, Patience, Pending, Place, Waiting},
     panics::contain,
     pipeline::Decision,
     ready::{Key, SlotWaker},
+    uploads::kept_len,
 };
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
@@ -44,6 +45,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         match frame {
             Frame::Request(request) => {
                 self.request(&request, cx, now)?;
+                if request.more {
+                    self.note_parts(request.body_len, request.body);
+                }
                 if request.kind.client_sends() {
                     self.note_stream_opening(request.id);
                 }
@@ -57,7 +61,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             Frame::GoAway(_) => self.charge(now)?,
             Frame::Malformed { id, .. } => {
                 self.charge(now)?;
-                if self.opens(id)? {
+                if self.opens(id, now)? {
                     self.refuse(id, None, 0, &Refusal::new(RefusalReason::MalformedRequest));
                 }
             }
@@ -65,7 +69,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             Frame::End { id } => self.end_of_items(id, now)?,
             Frame::Credit { id, bytes } => self.credit(id, bytes, now)?,
             Frame::Cont { id, more, part } if id != CallId::CONNECTION && id <= self.last_id => {
-                self.add_part(id, part, more, now)?
+                self.add_part(id, part, more, cx, now)?
             }
             Frame::Pong(opaque) if self.life.is_answer(opaque) => {}
             Frame::Pong(_) | Frame::Ignored { .. } => {
@@ -79,7 +83,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Charges the peer for a frame that opens no call.
     pub(crate) fn charge(&self, now: Reading) -> Result<(), Broken> {
-        if self.allowance.takes(now.ticks) { Ok(()) } else { Err(Broken::Cut(Cut::Flood)) }
+        within_rate(self.allowance.takes(now.ticks))
     }
 
     pub(crate) fn ignore_frame(&mut self) {
@@ -88,7 +92,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Checks and notes the id of an opening frame. `false` for a call that nobody waits for: the
     /// client knows from our GOAWAY that it was never executed.
-    fn opens(&mut self, id: CallId) -> Result<bool, Broken> {
+    fn opens(&mut self, id: CallId, now: Reading) -> Result<bool, Broken> {
         if id <= self.last_id {
             let message = format!("call {id} does not come after call {}", self.last_id);
             return Err(Broken::Refused(GoAwayReason::ProtocolError, message));
@@ -97,14 +101,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.allowance.opened();
         let accepted = self.going_away.is_none_or(|last| id <= last);
         if !accepted {
+            // It crossed our GOAWAY on the way.
             self.ignore_frame();
+            within_rate(self.allowance.takes_free(now.ticks))?;
         }
         Ok(accepted)
     }
 
     fn request(&mut self, request: &RequestFrame<'_>, cx: &mut TaskContext<'_>, now: Reading) -> Result<(), Broken> {
         let id = request.id;
-        if !self.opens(id)? {
+        if !self.opens(id, now)? {
             return Ok(());
         }
         let Some(method) = self.server.methods.find(request.head.method) else {
@@ -128,17 +134,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return Ok(());
         }
         let mut permit = CallPermit::default();
-        // What a client's stream may send before anything of it is taken is kept like a body.
-        let window = if request.kind.client_sends() { self.server.config.stream_window } else { 0 };
-        let kept = window.saturating_add(if request.more { request.body_len } else { 0 });
-        if kept > 0 {
-            match self.reserve_body(kept) {
-                Ok(bytes) => permit.reserve(bytes),
-                Err(refusal) => {
-                    self.refuse(id, Some(method), 0, &refusal);
-                    return Ok(());
-                }
-            }
+        if (request.more || request.kind.client_sends())
+            && let Err(refusal) = self.reserve(request, &metadata, &mut permit)
+        {
+            self.refuse(id, Some(method), 0, &refusal);
+            return Ok(());
         }
         let mut opening = Opening {
             id,
@@ -159,6 +159,22 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let admitted = self.admit(&mut opening, method, &mut Body::InFrame(request.body), 0, cx);
         self.batch.count();
         admitted
+    }
+
+    /// Takes what the rest of a call's body and its client's items may need.
+    fn reserve(
+        &mut self,
+        request: &RequestFrame<'_>,
+        metadata: &Metadata,
+        permit: &mut CallPermit,
+    ) -> Result<(), Refusal> {
+        if request.kind.client_sends() {
+            permit.reserve(self.reserve_window(self.server.config.stream_window)?);
+        }
+        if request.more {
+            permit.reserve(self.reserve_body(kept_len(request.body_len, metadata))?);
+        }
+        Ok(())
     }
 
     /// Answers a call whose client takes the method for one of another kind.
@@ -200,8 +216,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     /// Passes the call through the pipeline from position `from` on, and starts it if it is let
-    /// through.
-    fn admit(
+    /// through and its body is there.
+    pub(crate) fn admit(
         &mut self,
         opening: &mut Opening,
         method: u32,
@@ -210,11 +226,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         cx: &mut TaskContext<'_>,
     ) -> Result<(), Broken> {
         let id = opening.id;
+        let whole = body.bytes().len() == opening.body_len as usize;
         loop {
             let Self { pipeline, server, info, .. } = self;
             let passed = contain("a handler", || {
                 let method = &*server.methods.get(method).info;
-                pipeline.inbound(from, &mut Call { opening, method, connection: info })
+                pipeline.inbound(from, &mut Call { opening, method, connection: info, whole })
             });
             let Ok(stopped) = passed else {
                 self.count_panic();
@@ -223,7 +240,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 return Ok(());
             };
             let Some((at, decision)) = stopped else {
-                self.let_through(opening, method, body);
+                match whole {
+                    true => self.start(opening, method, body),
+                    false => self.await_body(opening, method, body, self.pipeline.len()),
+                }
                 return Ok(());
             };
             match decision {
@@ -239,6 +259,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     opening.permit.push(permit);
                     from = at + 1;
                 }
+                Decision::AwaitBody if whole => from = at + 1,
                 Decision::Refuse(refusal) if self.server.limits.is_dry_run() && is_of_a_limit(&refusal) => {
                     self.server.gauges.would_refuse.count(&refusal);
                     from = at + 1;
@@ -264,6 +285,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 let status = status.with_executed(Executed::Never);
                 self.respond(id, Some(method), at, Err(status), mem::take(&mut opening.permit).into());
             }
+            Decision::AwaitBody => self.await_body(opening, method, body, at),
             Decision::Wait(future) => self.wait(opening, method, body, at, future, None),
             Decision::WaitUntil { until, otherwise, future } => {
                 self.wait(opening, method, body, at, future, Some(Patience { until, otherwise }));
@@ -276,19 +298,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             }
         }
         Ok(())
-    }
-
-    /// Starts a call that has passed the pipeline, or waits for the rest of its body.
-    fn let_through(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>) {
-        if body.bytes().len() == opening.body_len as usize {
-            return self.start(opening, method, body);
-        }
-        let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
-        let upload = body.keep(opening.body_len, opening.received.instant);
-        let stream = self.seat(opening);
-        let receiving = Receiving { opening: opening.take(), upload };
-        let place = Place::Receiving(Box::new(receiving));
-        self.in_flight.insert(Pending { id, method, received, began: received, deadline, place, stream });
     }
 
     /// Whether writing gave permits back. Finished calls whose responses wait in the buffer are not
@@ -349,18 +358,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         opening.stream = stream;
         let mut body = Body::Kept(upload);
-        opening.let_in = clock::now();
+        let asked = mem::replace(&mut opening.let_in, clock::now());
         match decision {
             // Its deadline is looked at again: it may have passed in this very turn.
-            Decision::Pass | Decision::Carry(_) if opening.deadline.is_expired(opening.let_in) => {
+            Decision::Pass | Decision::Carry(_) | Decision::AwaitBody
+                if opening.deadline.is_expired(opening.let_in) =>
+            {
                 drop(decision);
                 self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
                 Ok(())
             }
-            Decision::Pass => self.admit(&mut opening, method, &mut body, at + 1, cx),
+            Decision::Pass | Decision::AwaitBody => self.admit(&mut opening, method, &mut body, at + 1, cx),
             Decision::Carry(permit) => {
                 if let Some(feedback) = &self.server.feedback {
-                    feedback.waited(method, opening.let_in.saturating_duration_since(opening.received.instant));
+                    feedback.waited(method, opening.let_in.saturating_duration_since(asked));
                 }
                 opening.permit.push(permit);
                 self.admit(&mut opening, method, &mut body, at + 1, cx)
@@ -388,6 +399,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         Ok(())
     }
+}
+
+pub(crate) fn within_rate(is_within: bool) -> Result<(), Broken> {
+    if is_within { Ok(()) } else { Err(Broken::Cut(Cut::Flood)) }
 }
 
 /// Whether permits that come back would let the call pass.

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use rpc_codec::{CallKind, FlowError, GoAwayReason, PART_LEN, encode_credit, late_frames};
-use rpc_core::{CallId, Executed, Status, limit::HeldPermit};
+use rpc_core::{CallId, Refusal, Status, limit::HeldPermit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
     call::Opening,
     clock::Reading,
     connection::{Broken, Connection},
-    stream::{Found, Seat, Stream, Windows},
+    inbound::within_rate,
+    stream::{Found, Seat, Stream, Unkept, Windows},
     unary::Outcome,
 };
 
@@ -33,31 +34,42 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// An item has come, or its first part.
     pub(crate) fn item(&mut self, id: CallId, len: u32, part: &[u8], more: bool, now: Reading) -> Result<(), Broken> {
+        if more {
+            self.note_parts(len, part);
+        }
         let Some((key, stream)) = self.find_stream(id, "ITEM", CallKind::client_sends)? else {
             return self.late_frame(now);
         };
         let max = self.server.config.max_message;
-        // Before any of it is kept; of an item that breaks a rule, the rule is told.
-        let reserved = match more && len <= max {
-            false => None,
-            true => match self.reserve_body(len) {
-                Ok(reserved) => Some(reserved),
-                Err(refusal) => {
-                    let status = Status::from(&refusal).with_executed(Executed::Maybe);
-                    self.end_pending(key, Some(&status));
-                    return Ok(());
-                }
-            },
-        };
-        stream.add_item(len, part, more, max, reserved).map_err(|error| broken("ITEM", id, error))
+        match stream.add_item(len, part, more, max, self.budgets()) {
+            Ok(()) if more => self.in_flight.item_begins(key, part.len(), now.instant),
+            Ok(()) => {}
+            Err(Unkept::Rule(error)) => return Err(broken("ITEM", id, error)),
+            Err(Unkept::Full(full)) => self.end_stream(key, &self.budget_is_full(&full)),
+        }
+        Ok(())
     }
 
     /// A further part of an item has come, if the call is within one. Whether it was.
-    pub(crate) fn item_part(&self, key: usize, id: CallId, part: &[u8], more: bool) -> Result<bool, Broken> {
+    pub(crate) fn item_part(&mut self, key: usize, id: CallId, part: &[u8], more: bool) -> Result<bool, Broken> {
         let Some(stream) = self.in_flight.stream(key).filter(|stream| stream.is_within_item()) else {
             return Ok(false);
         };
-        stream.add_part(part, more).map(|()| true).map_err(|error| broken("CONT", id, error))
+        stream.add_part(part, more).map_err(|error| broken("CONT", id, error))?;
+        self.in_flight.item_came(key, part.len(), more);
+        Ok(true)
+    }
+
+    /// Notes that parts will come of a body or an item of so many bytes: they are no flood, whatever becomes of it.
+    pub(crate) fn note_parts(&mut self, len: u32, first: &[u8]) {
+        let len = len.min(self.server.config.max_message) as usize;
+        self.allowance.parts_begin(len.saturating_sub(first.len()));
+    }
+
+    /// Ends a call of which an item breaks a limit, and tells of that.
+    pub(crate) fn end_stream(&mut self, key: usize, refusal: &Refusal) {
+        self.server.gauges.refused.count(refusal);
+        self.end_pending(key, Some(&Status::from(refusal)));
     }
 
     /// The client has sent its last item.
@@ -100,7 +112,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// A frame of a stream that has ended.
     pub(crate) fn late_frame(&mut self, now: Reading) -> Result<(), Broken> {
         self.ignore_frame();
-        if self.allowance.late() { Ok(()) } else { self.charge(now) }
+        within_rate(self.allowance.takes_late(now.ticks))
     }
 
     /// Does what a service has asked for: takes its items, gives its client credit.

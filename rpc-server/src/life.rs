@@ -86,6 +86,11 @@ impl Life {
         }
     }
 
+    /// Does not count a `pause` up to `now`, in which we did not read, against the frame that was begun.
+    pub(crate) fn spare_frame(&mut self, pause: Duration, now: Instant) {
+        self.frame_began = self.frame_began.map(|began| (began + pause).min(now));
+    }
+
     /// Notes that there is a call.
     pub(crate) fn be_busy(&mut self, now: Instant) {
         self.busy = now;

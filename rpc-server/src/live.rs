@@ -9,7 +9,7 @@ use crate::{
     Snapshot,
     clock::Reading,
     error::BuildError,
-    gauges::{CONNECTION, CONNECTION_BODIES, CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_RATE},
+    gauges::{CONNECTION, CONNECTION_BODIES, CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_FRAMES, GLOBAL_RATE},
     limits::{TenantLimits, WaitQueue},
     peer::{Holder, Peer},
     server::ServerCore,
@@ -20,7 +20,7 @@ use crate::{
 ///
 /// Limits of calls in flight: `global`, `connection`, `blocking`, a pool's name, a method's
 /// `package.Service/Method`, and of what else is counted: `connections`, `bytes`, `global bodies`,
-/// `connection bodies`. Rates: `global rate` and `connection rate`. What is said of a connection holds for
+/// `connection bodies`, `global frames`. Rates: `global rate` and `connection rate`. What is said of a connection holds for
 /// those that are open and those to come. Those of methods, pools, bytes, queues and tenants, and rates,
 /// can be changed if the server was built with them.
 ///
@@ -44,7 +44,7 @@ pub struct LimitInfo {
     pub name: &'static str,
     /// What of it is in use; `acquired == released + held` always.
     pub figures: ConcurrencySnapshot,
-    /// Calls that wait for it.
+    /// Calls that wait for it; of `global frames`, connections.
     pub waiting: u64,
     /// How many may; `None` if it has no queue.
     pub max_waiting: Option<u64>,
@@ -81,7 +81,7 @@ impl LiveLimits {
     pub fn list(&self) -> Vec<LimitInfo> {
         let limits = &self.core.limits;
         let gauges = &self.core.gauges;
-        let always = [&limits.global, &limits.blocking, &gauges.connections, &gauges.bodies];
+        let always = [&limits.global, &limits.blocking, &gauges.connections, &gauges.bodies, &gauges.frames];
         let all = always.into_iter().chain(limits.named());
         let info = all.map(|limit| LimitInfo {
             name: limit.name(),
@@ -97,7 +97,7 @@ impl LiveLimits {
     ///
     /// # Errors
     ///
-    /// There is no such limit, or the maximum is zero; or it is none, of `connection`, `connections` or bodies.
+    /// There is no such limit, or the maximum is zero; or it is none, of `connection`, `connections`, bodies or frames.
     pub fn set_max(&self, name: &str, max: Option<u64>) -> Result<(), ChangeError> {
         let core = &self.core;
         let of_connections = match name {
@@ -122,9 +122,10 @@ impl LiveLimits {
         match (name, max) {
             (CONNECTIONS, None) => return Err(ChangeError::Unlimited(CONNECTIONS)),
             (GLOBAL_BODIES, None) => return Err(ChangeError::Unlimited(GLOBAL_BODIES)),
+            (GLOBAL_FRAMES, None) => return Err(ChangeError::Unlimited(GLOBAL_FRAMES)),
             _ => {}
         }
-        let always = [&core.limits.global, &core.limits.blocking, &gauges.connections, &gauges.bodies];
+        let always = [&core.limits.global, &core.limits.blocking, &gauges.connections, &gauges.bodies, &gauges.frames];
         let limit = always.into_iter().chain(core.limits.named()).find(|limit| limit.name() == name);
         limit.ok_or_else(|| ChangeError::NotThere(name.to_owned()))?.set_max(max)?;
         Ok(())

@@ -98,7 +98,7 @@ pub enum HolderState {
     /// It waits in the pipeline. It has the permits of what it has passed, and one that waits for a permit
     /// has none.
     Waiting,
-    /// It was let through, and its body is still coming.
+    /// Its body is still coming. It has the permits of what it has passed, and none of calls in flight.
     Receiving,
     /// Its service is at work.
     Running,

@@ -57,7 +57,9 @@ pub trait Handler: Send {
         let _ = connection;
     }
 
-    /// A call on its way in. Its body has not been decoded. A handler that refuses a call for
+    /// A call on its way in, once for each call. Its body has not been decoded, and may not have come yet, see
+    /// [`Call::is_whole`]. A handler that lets it wait for the rest with [`Decision::AwaitBody`] is asked again
+    /// when that is there. A handler that refuses a call for
     /// [`rpc_core::RefusalReason::ConcurrencyLimit`], or lets it wait and otherwise would refuse it for
     /// [`rpc_core::RefusalReason::QueueTimeout`], is asked again if writing finished responses gave permits
     /// back.
@@ -120,6 +122,13 @@ pub enum Decision {
     Refuse(Refusal),
     /// Answered here; the service is not called.
     Answer(Status),
+    /// Not before the body is there: the call stops here until all parts of it have come, while later calls go
+    /// on, and then the handler is asked about it again. It counts in
+    /// [`max_concurrent_calls_per_connection`](crate::ServerBuilder::max_concurrent_calls_per_connection), its
+    /// body must come at [`min_body_rate`](crate::ServerBuilder::min_body_rate), and its deadline and its
+    /// caller's cancellation end it, never executed. Of a call that [is whole](Call::is_whole), and as what a
+    /// future decides, it is [`Decision::Pass`].
+    AwaitBody,
     /// The call stops here until the future has decided, while later calls go on. It resumes
     /// behind this handler. Its deadline and its caller's cancellation end the wait and drop the
     /// future.
@@ -146,6 +155,7 @@ impl fmt::Debug for Decision {
             Self::Pass => f.write_str("Pass"),
             Self::Refuse(refusal) => f.debug_tuple("Refuse").field(refusal).finish(),
             Self::Answer(status) => f.debug_tuple("Answer").field(status).finish(),
+            Self::AwaitBody => f.write_str("AwaitBody"),
             Self::Wait(_) => f.write_str("Wait"),
             Self::WaitUntil { until, otherwise, .. } => {
                 f.debug_struct("WaitUntil").field("until", until).field("otherwise", otherwise).finish_non_exhaustive()

@@ -31,7 +31,7 @@ use crate::{
     connection::Connection,
     error::{BindError, BuildError},
     feedback::{Feedback, SharedFeedback},
-    gauges::{CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_RATE, Gauges, Share, Snapshot},
+    gauges::{CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_FRAMES, GLOBAL_RATE, Gauges, Share, Snapshot},
     handlers::{
         BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, PriorityHandler, RateHandler,
         TenantRateHandler, TraceHandler,
@@ -389,10 +389,13 @@ impl ServerCore {
         let feedback = Feedback::new(&config, &limits, &methods)?.map(Arc::new);
         let connections = concurrency(CONNECTIONS, Some(config.max_connections))?;
         let bodies = concurrency(GLOBAL_BODIES, Some(config.body_budget))?;
+        // Each connection waits for one frame at most, and they are bounded.
+        let frames = ConcurrencyLimit::with_queue(GLOBAL_FRAMES, Some(config.frame_budget), u64::MAX)
+            .map_err(|source| BuildError::Concurrency { limit: GLOBAL_FRAMES, source })?;
         Ok(Self {
             connection_rate: Mutex::new(config.rate_per_connection),
             global_rate: rate(GLOBAL_RATE, config.rate)?.map(Arc::new),
-            gauges: Gauges::new(Arc::clone(&limits), connections, bodies),
+            gauges: Gauges::new(Arc::clone(&limits), connections, bodies, frames),
             health,
             limits,
             feedback,
@@ -466,7 +469,8 @@ impl ServerCore {
         }
         let of_connection = limits.of_plain_connection();
         self.has_limit(peer, &of_connection);
-        pipeline.add_last("concurrency", ConcurrencyHandler::new(of_connection, retry_delay));
+        let handler = ConcurrencyHandler::new(of_connection, retry_delay);
+        pipeline.add_last("concurrency", handler.in_front_of(&limits.blocking));
         if self.methods.any_blocking() {
             pipeline.add_last("blocking", BlockingHandler::new(Arc::clone(&limits.blocking), retry_delay));
         }

@@ -6,11 +6,13 @@ use std::{
     task::{Poll, Waker},
 };
 
-use rpc_codec::{CallKind, FlowError, FrameQueue, Inflow, Intake, Outflow, SendBounds, late_frames};
-use rpc_core::{CallId, ItemSender, Status, limit::Reservation};
+use rpc_codec::{CallKind, FlowError, FrameQueue, Inflow, Intake, Outflow, SendBounds, charge, late_frames};
+use rpc_core::{CallId, ItemSender, Status, limit::ConcurrencyRefusal};
 
 use crate::{
+    budgets::{Budgets, Kept},
     gauges::Share,
+    pace::Pace,
     ready::{Key, Ready},
     sync::{AtomicBool, Mutex, MutexGuard, Ordering},
 };
@@ -48,8 +50,8 @@ struct State {
     in_writer: bool,
     /// Credit that the client is to be given.
     grant: u32,
-    /// What items in parts have reserved that were not taken.
-    reserved: Vec<Reservation>,
+    /// What the client's items have taken of the budgets.
+    kept: Kept,
     sender: Option<Waker>,
     receiver: Option<Waker>,
     /// Why nothing goes or comes any more.
@@ -70,6 +72,8 @@ pub(crate) struct Found {
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) stream: Arc<Stream>,
+    /// How fast an item of the client's comes, of which parts are to come.
+    pub(crate) item: Option<Pace>,
     _open: Share,
 }
 
@@ -80,7 +84,28 @@ impl Seat {
     pub(crate) fn new(stream: Stream, open: &Arc<AtomicU64>) -> Box<Self> {
         let mut open = Share::of(open);
         open.set(1);
-        Box::new(Self { stream: Arc::new(stream), _open: open })
+        Box::new(Self { stream: Arc::new(stream), item: None, _open: open })
+    }
+}
+
+/// Why an item was not taken.
+#[derive(Debug)]
+pub(crate) enum Unkept {
+    /// The client broke a rule.
+    Rule(FlowError),
+    /// There is no room for it.
+    Full(ConcurrencyRefusal),
+}
+
+impl From<FlowError> for Unkept {
+    fn from(error: FlowError) -> Self {
+        Self::Rule(error)
+    }
+}
+
+impl From<ConcurrencyRefusal> for Unkept {
+    fn from(refusal: ConcurrencyRefusal) -> Self {
+        Self::Full(refusal)
     }
 }
 
@@ -105,7 +130,7 @@ impl Stream {
             threshold: ItemSender::<()>::DEFAULT_THRESHOLD,
             in_writer: false,
             grant: 0,
-            reserved: Vec::new(),
+            kept: Kept::default(),
             sender: None,
             receiver: None,
             closed: None,
@@ -173,25 +198,34 @@ impl Stream {
         wakers.into_iter().for_each(wake);
     }
 
-    /// An item has come, or its first part, which needs `reserved`.
+    /// An item has come, or its first part. What it needs is taken of the budgets before any of it is kept;
+    /// if they are used up, it is not.
     pub(crate) fn add_item(
         &self,
         len: u32,
         part: &[u8],
         more: bool,
         max: u32,
-        reserved: Option<Reservation>,
-    ) -> Result<(), FlowError> {
+        budgets: &Budgets,
+    ) -> Result<(), Unkept> {
         self.receive(|state| {
-            let complete = state.inflow.add(len, part, more, max)?;
-            state.reserved.extend(reserved);
-            Ok(complete)
+            state.inflow.check(len, max)?;
+            if more || state.inflow.is_wanted() {
+                state.kept.item_comes(charge(len as usize) as u64, more, self.windows.server, budgets)?;
+            }
+            Ok(state.inflow.add(len, part, more, max)?)
         })
     }
 
     /// A further part of an item has come.
     pub(crate) fn add_part(&self, part: &[u8], more: bool) -> Result<(), FlowError> {
-        self.receive(|state| state.inflow.add_part(part, more))
+        self.receive(|state| {
+            let complete = state.inflow.add_part(part, more)?;
+            if complete {
+                state.kept.item_is_complete(state.inflow.is_wanted());
+            }
+            Ok(complete)
+        })
     }
 
     /// The client has sent its last item.
@@ -199,7 +233,7 @@ impl Stream {
         self.receive(|state| state.inflow.end().map(|()| true))
     }
 
-    fn receive(&self, change: impl FnOnce(&mut State) -> Result<bool, FlowError>) -> Result<(), FlowError> {
+    fn receive<E>(&self, change: impl FnOnce(&mut State) -> Result<bool, E>) -> Result<(), E> {
         let waker = {
             let mut state = self.lock();
             let wakes = change(&mut state)?;
@@ -230,13 +264,11 @@ impl Stream {
         !self.kind.client_sends() || self.lock().inflow.has_ended()
     }
 
-    /// How many frames of the stream an honest client may still have under way.
+    /// How many frames of the stream an honest client may still have under way, but for parts of items.
     pub(crate) fn frames_to_come(&self) -> u64 {
         let state = self.lock();
         let ends = u64::from(self.kind.client_sends() && !state.inflow.has_ended());
-        // The last part of one that was begun.
-        let parts = u64::from(state.inflow.is_within_item());
-        late_frames(state.inflow.credit()) + ends + parts + state.outflow.credits_to_come(self.windows.client)
+        late_frames(state.inflow.credit()) + ends + state.outflow.credits_to_come(self.windows.client)
     }
 }
 
@@ -304,8 +336,9 @@ impl Stream {
     /// nothing has come, `waker` is woken when something does.
     pub(crate) fn poll_take(&self, intake: &mut Intake, waker: &Waker) -> Poll<Result<bool, Status>> {
         let mut state = self.lock();
-        if intake.refill(&mut state.inflow) {
-            state.reserved.clear();
+        let come = intake.refill(&mut state.inflow);
+        state.kept.all_taken(self.windows.server);
+        if come {
             state.note_held();
             return Poll::Ready(Ok(true));
         }
@@ -335,7 +368,7 @@ impl Stream {
     pub(crate) fn stop_receiving(&self) {
         let mut state = self.lock();
         state.inflow.stop();
-        state.reserved.clear();
+        state.kept.nothing_wanted();
         state.note_held();
     }
 
@@ -357,8 +390,8 @@ impl State {
     fn close(&mut self, why: &Status) -> [Option<Waker>; 2] {
         self.closed.get_or_insert_with(|| why.clone());
         self.outflow.queue.clear();
-        self.inflow.stop();
-        self.reserved = Vec::new();
+        self.inflow.close();
+        self.kept.closed();
         self.note_held();
         [self.sender.take(), self.receiver.take()]
     }

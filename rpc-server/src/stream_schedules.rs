@@ -8,7 +8,7 @@ use std::{
 };
 
 use rpc_codec::{CallKind, Intake, SendBounds, charge, encode_item};
-use rpc_core::{CallId, Status};
+use rpc_core::{CallId, Status, limit::ConcurrencyLimit};
 use shuttle::{
     future::block_on,
     rand::{Rng, thread_rng},
@@ -16,6 +16,7 @@ use shuttle::{
 };
 
 use crate::{
+    budgets::Budgets,
     ready::{Key, Ready},
     schedules::under_schedules,
     stream::{Stream, Windows},
@@ -153,13 +154,16 @@ fn a_receiver_is_woken_by_every_item_and_by_the_last_and_its_credit_comes_throug
             })
         };
         // Two items are covered by the window; the others by what comes back.
+        let limit = || ConcurrencyLimit::new("bytes", Some(1 << 20)).expect("it is not zero");
+        let (mine, whole) = (limit(), limit());
+        let budgets = Budgets::new(mine, Arc::clone(&whole));
         let mut left = ITEMS;
         let mut credit = WINDOW;
         let mut send = |stream: &Stream, more: u32| {
             credit += more;
             while credit > 0 && left > 0 {
                 (credit, left) = (credit - 64, left - 1);
-                stream.add_item(1, &[7], false, 1_000, None).expect("it was paid for");
+                stream.add_item(1, &[7], false, 1_000, &budgets).expect("it was paid for");
             }
             left == 0
         };
@@ -168,5 +172,6 @@ fn a_receiver_is_woken_by_every_item_and_by_the_last_and_its_credit_comes_throug
         }
         stream.end().expect("once");
         assert_eq!(receiver.join().unwrap(), ITEMS);
+        assert_eq!(whole.snapshot().held, 0, "it is drained");
     });
 }

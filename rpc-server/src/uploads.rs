@@ -1,59 +1,68 @@
 //! Bodies that arrive in parts: what they reserve, how they are put together, and how slowly they may
 //! come.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::{task::Context as TaskContext, time::Instant};
 
 use rpc_codec::{GoAwayReason, MIN_PART_LEN};
 use rpc_core::{
-    CallId, Refusal, RefusalReason,
-    limit::{ConcurrencyLimit, Reservation},
+    CallId, Metadata, Refusal, RefusalReason,
+    limit::{ConcurrencyRefusal, Reservation},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
     body::Body,
+    budgets::Budgets,
+    call::Opening,
     clock::Reading,
     connection::{Broken, Connection},
-    gauges::CONNECTION_BODIES,
-    in_flight::{Pending, Place, Receiving},
+    in_flight::{InParts, Pending, Place, Receiving, Slow},
 };
 
+/// What a call with such a body takes of the budgets. It waits for the body without a permit, so what is kept
+/// of the call itself is bounded here as well: a body of a few bytes counts for more than them.
+pub(crate) fn kept_len(body_len: u32, metadata: &Metadata) -> u32 {
+    // Metadata is far shorter than that.
+    body_len.max(LEAST_KEPT.saturating_add(metadata.encoded_len() as u32))
+}
+
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
-    /// Takes what a body in parts will need, before any of it is kept.
-    pub(crate) fn reserve_body(&mut self, len: u32) -> Result<Reservation, Refusal> {
-        let Self { server, bodies, peer, .. } = self;
-        let config = &server.config;
-        let limit = bodies.get_or_insert_with(|| {
-            let max = Some(server.limits.body_budget_per_connection_word().load(Ordering::Relaxed));
-            let limit = ConcurrencyLimit::within(Arc::clone(&server.gauges.bodies), CONNECTION_BODIES, max)
-                .expect("it is never zero");
-            peer.has_limit(&limit);
-            // It may have been changed for those who are known, just before this one was.
-            let max = server.limits.body_budget_per_connection_word().load(Ordering::Relaxed);
-            limit.set_max(Some(max)).expect("it is never zero");
-            limit
-        });
-        limit.try_reserve(len.into()).map_err(|full| {
-            Refusal::new(RefusalReason::BodyBudget)
-                .with_limit(full.limit, full.max, full.in_flight)
-                .with_retry_delay(config.concurrency_retry_delay)
-        })
+    /// The budgets of this connection.
+    pub(crate) fn budgets(&mut self) -> &Budgets {
+        let Self { server, budgets, peer, .. } = self;
+        budgets.get_or_insert_with(|| Budgets::of_connection(server, peer))
     }
 
-    /// Adds a part to the body of a call. The last one starts the call, if it was let through.
-    pub(crate) fn add_part(&mut self, id: CallId, part: &[u8], more: bool, now: Reading) -> Result<(), Broken> {
+    /// Takes what a body in parts will need, before any of it is kept.
+    pub(crate) fn reserve_body(&mut self, len: u32) -> Result<Reservation, Refusal> {
+        self.budgets().take_body(len).map_err(|full| self.budget_is_full(&full))
+    }
+
+    /// Takes what a stream may send to us, before it opens.
+    pub(crate) fn reserve_window(&mut self, window: u32) -> Result<Reservation, Refusal> {
+        self.budgets().take_window(window).map_err(|full| self.budget_is_full(&full))
+    }
+
+    pub(crate) fn budget_is_full(&self, full: &ConcurrencyRefusal) -> Refusal {
+        Refusal::new(RefusalReason::BodyBudget)
+            .with_limit(full.limit, full.max, full.in_flight)
+            .with_retry_delay(self.server.config.concurrency_retry_delay)
+    }
+
+    /// Adds a part to the body of a call. With the last one the call goes on through the pipeline.
+    pub(crate) fn add_part(
+        &mut self,
+        id: CallId,
+        part: &[u8],
+        more: bool,
+        cx: &mut TaskContext<'_>,
+        now: Reading,
+    ) -> Result<(), Broken> {
         let Some(key) = self.in_flight.key_of(id) else {
-            // The call was refused, or ended otherwise, while its parts were under way. Long parts pay with
-            // their length.
-            if part.len() < MIN_PART_LEN {
-                return self.late_frame(now);
-            }
-            self.ignore_frame();
-            return Ok(());
+            // The call was refused, or ended otherwise, while its parts were under way.
+            return self.late_frame(now);
         };
+        self.allowance.part_came();
         if self.item_part(key, id, part, more)? {
             return Ok(());
         }
@@ -64,31 +73,45 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         };
         match upload.add(part, more) {
             Ok(false) => {}
-            Ok(true) => self.received(key, now),
+            Ok(true) => self.received(key, cx, now)?,
             Err(_) => self.refuse_pending(key, &Refusal::new(RefusalReason::MalformedRequest)),
         }
         Ok(())
     }
 
-    /// Starts a call whose body is complete, unless it still waits in the pipeline.
-    fn received(&mut self, key: usize, now: Reading) {
+    /// Lets a call wait for the rest of its body, at the handler in position `at`.
+    pub(crate) fn await_body(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>, at: usize) {
+        let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
+        let upload = body.keep(opening.body_len, opening.received.instant);
+        let stream = self.seat(opening);
+        let place = Place::Receiving(Box::new(Receiving { opening: opening.take(), upload, at }));
+        self.in_flight.insert(Pending { id, method, received, began: received, deadline, place, stream });
+    }
+
+    /// A body is complete: its call goes on where it stopped, unless it waits for a handler.
+    fn received(&mut self, key: usize, cx: &mut TaskContext<'_>, now: Reading) -> Result<(), Broken> {
         if !matches!(self.in_flight.get_mut(key), Some(Pending { place: Place::Receiving(_), .. })) {
-            return;
+            return Ok(());
         }
         let Some(Pending { method, place: Place::Receiving(receiving), stream, .. }) = self.in_flight.remove(key)
         else {
-            return;
+            return Ok(());
         };
-        let Receiving { mut opening, upload } = *receiving;
+        let Receiving { mut opening, upload, at } = *receiving;
+        if let Some(seat) = &stream {
+            // It may be refused yet, and its items be under way.
+            self.note_stream_end(seat);
+        }
         opening.stream = stream;
         opening.let_in = now.instant;
-        if opening.deadline.is_expired(now.instant) {
-            let handlers = self.pipeline.len();
-            self.refuse(opening.id, Some(method), handlers, &Refusal::new(RefusalReason::DeadlineExpired));
+        let admitted = if opening.deadline.is_expired(now.instant) {
+            self.refuse(opening.id, Some(method), at, &Refusal::new(RefusalReason::DeadlineExpired));
+            Ok(())
         } else {
-            self.start(&mut opening, method, &mut Body::Kept(upload));
-        }
+            self.admit(&mut opening, method, &mut Body::Kept(upload), at, cx)
+        };
         self.batch.count();
+        admitted
     }
 
     /// Turns a call away that waits in the pipeline or for its body.
@@ -99,20 +122,23 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         let passed = match &place {
             Place::Waiting(waiting) => waiting.at,
-            _ => self.pipeline.len(),
+            Place::Receiving(receiving) => receiving.at,
+            Place::Slot(_) | Place::Task { .. } => self.pipeline.len(),
         };
         drop(place);
         self.refuse(id, Some(method), passed, refusal);
     }
 
-    /// Turns away the calls whose bodies come too slowly. Only to be asked when everything that had
+    /// Ends the calls whose bodies or items come too slowly. Only to be asked when everything that had
     /// arrived was read, so that nobody is blamed for what waits for us.
-    pub(crate) fn refuse_slow_bodies(&mut self, now: Instant) {
-        for (key, rate) in self.in_flight.too_slow(now) {
-            let upload = self.in_flight.get_mut(key).and_then(|pending| pending.place.upload_mut());
-            let received = upload.map_or(0, |upload| upload.len());
+    pub(crate) fn end_slow_parts(&mut self, now: Instant) {
+        for Slow { key, of, rate, arrived } in self.in_flight.too_slow(now) {
             let refusal = Refusal::new(RefusalReason::BodyTooSlow);
-            self.refuse_pending(key, &refusal.with_limit("", rate.bytes_per_second.into(), received as u64));
+            let refusal = refusal.with_limit("", rate.bytes_per_second.into(), arrived as u64);
+            match of {
+                InParts::Body => self.refuse_pending(key, &refusal),
+                InParts::Item => self.end_stream(key, &refusal),
+            }
         }
     }
 
@@ -123,3 +149,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 }
+
+/// About what a call costs that waits for its body, and no more than a part that is not the last must have.
+const LEAST_KEPT: u32 = MIN_PART_LEN as u32;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use rpc_codec::PART_LEN;
+use rpc_core::CallId;
 use sluicegate::{Executed, Status, StatusCode, client::Method, server::ServerBuilder};
 use tokio::{
     io::AsyncWriteExt,
@@ -153,12 +154,16 @@ async fn a_connection_that_is_lost_in_the_middle_of_a_request_gives_everything_b
 async fn a_long_call_that_another_limit_refuses_gives_its_budget_back() {
     let harness = serve(|builder| builder.max_concurrent_calls(1));
     let mut wire = begun(&harness, untouched(1, method::BYTES)).await;
-    for id in 2..100 {
+    wire.send(&Req::new(2, method::GATE, (2_u64,)).bytes()).await;
+    harness.until_running(1).await;
+    for id in 3..100 {
         wire.send(&opening(untouched(id, method::BYTES), LEN, &[7; 10])).await;
         wire.send(&part(id, &[7; 5_000], true)).await;
         assert_refused(&status_of(&wire.piece().await), StatusCode::ResourceExhausted, "CONCURRENCY_LIMIT", &[]);
         assert_eq!(harness.snapshot().body_bytes, LEN64);
     }
+    harness.probe.open_gate();
+    assert_eq!(wire.piece().await.id, CallId::new(2, 0));
     complete(&mut wire).await;
     answer_of_begun(&mut wire).await;
     drop(wire);

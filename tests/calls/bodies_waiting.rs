@@ -1,4 +1,5 @@
-//! Bodies of calls that a handler lets wait: their parts arrive meanwhile, and the rules hold.
+//! Bodies of calls that a handler in front of the limits lets wait: their parts arrive meanwhile, and the
+//! rules hold.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use tokio::{io::AsyncWriteExt, sync::watch, time::sleep};
 use crate::support::{
     Harness,
     bodies::{answer_of_begun, assert_refused, begun, complete, is_alive, status_of, until_given_back},
-    handlers::{Deciding, with_handler},
+    handlers::Deciding,
     method,
     parts::{GO_AWAY, part, untouched},
     raw::cancel,
@@ -29,7 +30,7 @@ enum Verdict {
 fn serve_judged() -> (Harness, watch::Sender<Verdict>) {
     let (verdict, _) = watch::channel(Verdict::None);
     let sender = verdict.clone();
-    let harness = with_handler(move || {
+    let judging = move || {
         let verdict = verdict.clone();
         Deciding(move |call: &mut sluicegate::server::Call<'_>| {
             if call.method().path() != "test.Probe/bytes" {
@@ -42,6 +43,11 @@ fn serve_judged() -> (Harness, watch::Sender<Verdict>) {
                     _ => Decision::Pass,
                 }
             }))
+        })
+    };
+    let harness = Harness::with(|builder| {
+        builder.pipeline(move |pipeline, _| {
+            pipeline.add_before("concurrency", "judge", judging());
         })
     });
     (harness.unless(Manner::OneByte, "megabytes go by"), sender)

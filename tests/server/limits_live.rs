@@ -94,6 +94,7 @@ async fn the_list_has_every_limit_with_exact_figures() {
         ("blocking", Some(64), 0),
         ("connections", Some(10_000), 1),
         ("global bodies", Some(256 << 20), 0),
+        ("global frames", Some(256 << 20), 0),
         ("reads", Some(90), 1),
         (&gate_path, Some(80), 1),
         ("bytes", Some(100_000_000), 1),
@@ -120,7 +121,7 @@ async fn what_cannot_be_changed_says_why_and_nothing_changes() {
     for name in ["global", "connection", "connections", "connection bodies"] {
         assert!(matches!(limits.set_max(name, Some(0)), Err(ChangeError::Concurrency(_))), "{name}");
     }
-    for name in ["connection", "connections", "global bodies", "connection bodies"] {
+    for name in ["connection", "connections", "global bodies", "connection bodies", "global frames"] {
         assert!(matches!(limits.set_max(name, None), Err(ChangeError::Unlimited(_))), "{name}");
     }
     assert!(matches!(limits.set_rate("global rate", Rate::per_second(0.0)), Err(ChangeError::Rate(_))));

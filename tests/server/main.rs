@@ -11,6 +11,7 @@ mod closing;
 mod drain;
 mod drain_backlog;
 mod floods;
+mod frame_budget;
 mod handler_panics;
 mod handlers;
 mod health;

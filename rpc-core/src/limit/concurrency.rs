@@ -149,6 +149,39 @@ impl ConcurrencyLimit {
         }
     }
 
+    /// Whether [`ConcurrencyLimit::try_acquire`] would give a permit at this moment. It takes none and counts
+    /// nothing: for refusing at once what will need a permit only later, when it is asked for again.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ConcurrencyLimit::try_acquire`], and as true.
+    pub fn check(&self) -> Result<(), ConcurrencyRefusal> {
+        self.look().map_err(|full| full.refusal)
+    }
+
+    /// What [`ConcurrencyLimit::admit`] would say to one more, who has waited nowhere.
+    pub(super) fn look(&self) -> Result<(), Full> {
+        if self.counts {
+            self.look_here(1).map_err(|refusal| Full { refusal, at: 0 })?;
+        }
+        for (at, share) in self.wider.iter().enumerate() {
+            share.limit.look_here(share.units).map_err(|refusal| Full { refusal, at: at + 1 })?;
+        }
+        Ok(())
+    }
+
+    fn look_here(&self, units: u64) -> Result<(), ConcurrencyRefusal> {
+        let open = self.open.load(Ordering::Relaxed);
+        // In this order no more than were in flight when the first was read: who is refused is so rightly.
+        let acquired = self.acquired.load(Ordering::Acquire);
+        let in_flight = acquired.saturating_sub(self.released.load(Ordering::Acquire));
+        if open.checked_sub(in_flight).is_none_or(|room| room < units) {
+            let max = self.max.load(Ordering::Relaxed);
+            return Err(ConcurrencyRefusal { limit: self.name, max, in_flight, units });
+        }
+        Ok(())
+    }
+
     /// Counts units here and in all wider limits, or in none. Of those who wait for the first `turns` of
     /// these limits, none is held to come first.
     pub(super) fn admit(&self, units: u64, turns: usize) -> Result<(), Full> {
@@ -342,6 +375,29 @@ pub struct Reservation {
     units: u64,
 }
 
+impl Reservation {
+    /// How much is taken.
+    pub const fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// Takes so much more that it is `units`, or gives back what is above them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ConcurrencyLimit::try_reserve`], of what is taken in addition; then it stays as it was. Giving
+    /// back never fails.
+    pub fn resize(&mut self, units: u64) -> Result<(), ConcurrencyRefusal> {
+        if let Some(more) = units.checked_sub(self.units) {
+            self.limit.admit(more, 0).map_err(|full| full.refusal)?;
+        } else {
+            self.limit.release(self.units - units);
+        }
+        self.units = units;
+        Ok(())
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.limit.release(self.units);
@@ -466,6 +522,29 @@ mod tests {
     }
 
     #[test]
+    fn to_check_says_what_an_attempt_would_and_takes_nothing() {
+        let (narrow, wide) = (limit(3), limit(8));
+        let both = ConcurrencyLimit::all_of([(Arc::clone(&narrow), 1), (Arc::clone(&wide), 4)]);
+        let within = ConcurrencyLimit::within(Arc::clone(&wide), "within", Some(1)).unwrap();
+        let mut permits = Vec::new();
+        for _ in 0..2 {
+            let before = (narrow.snapshot(), wide.snapshot());
+            assert_eq!((both.check(), within.check()), (Ok(()), Ok(())));
+            assert_eq!((narrow.snapshot(), wide.snapshot()), before);
+            permits.push(both.try_acquire().unwrap());
+        }
+        let refusal = both.try_acquire().unwrap_err();
+        let before = (narrow.snapshot(), wide.snapshot());
+        assert_eq!(both.check(), Err(refusal));
+        assert_eq!(within.check().unwrap_err().in_flight, 8);
+        assert_eq!((narrow.snapshot(), wide.snapshot()), before);
+        narrow.set_max(Some(1)).unwrap();
+        assert_eq!((both.check().unwrap_err().max, narrow.check().unwrap_err().in_flight), (1, 2));
+        drop(permits);
+        assert_eq!(both.check(), Ok(()));
+    }
+
+    #[test]
     fn a_refusal_takes_nothing_and_says_what_is_in_flight() {
         let limit = limit(2);
         let permits = [limit.try_acquire().unwrap(), limit.try_acquire().unwrap()];
@@ -539,6 +618,22 @@ mod tests {
         drop(first);
         assert_eq!((narrow.snapshot().held, wide.snapshot().held), (0, 30));
         assert!(narrow.try_reserve(u64::MAX).is_err() && narrow.try_reserve(70).is_ok());
+    }
+
+    #[test]
+    fn a_reservation_grows_if_there_is_room_and_shrinks_always() {
+        let limit = limit(100);
+        let _other = limit.try_reserve(30).unwrap();
+        let mut bytes = limit.try_reserve(10).unwrap();
+        bytes.resize(70).unwrap();
+        let refusal = bytes.resize(71).unwrap_err();
+        assert_eq!((refusal.in_flight, refusal.units), (100, 1));
+        assert_eq!((bytes.units(), limit.snapshot().held), (70, 100), "it stays as it was");
+        limit.set_max(Some(1)).unwrap();
+        bytes.resize(20).unwrap();
+        assert_eq!((bytes.units(), limit.snapshot().held), (20, 50));
+        drop(bytes);
+        assert_eq!(limit.snapshot().held, 30);
     }
 
     #[test]

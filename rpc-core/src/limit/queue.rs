@@ -98,6 +98,11 @@ impl WaitQueue {
         Ok(())
     }
 
+    /// Whether one more of `line` could wait now. Nobody is pushed out for it yet.
+    pub(super) fn check(&self, line: u64) -> Result<(), QueueFull> {
+        self.lock().find_room(line).map(drop)
+    }
+
     /// Whether it is the turn of the waiter at `place`, which then is to try. It does so from its old
     /// place: whatever is given back from now on calls it again.
     pub(super) fn look(&self, place: Place, waker: &Waker) -> Found {
@@ -218,8 +223,16 @@ impl Lines {
         woken
     }
 
-    /// Finds room for one more of `line`, and says whom it pushed out for it.
+    /// Makes room for one more of `line`, and says whom it pushed out for it.
     fn make_room(&mut self, line: u64) -> Result<Option<Waker>, QueueFull> {
+        let Some(place) = self.find_room(line)? else { return Ok(None) };
+        self.waiting -= 1;
+        self.pushed_out += 1;
+        Ok(self.take(place))
+    }
+
+    /// Finds room for one more of `line`, and says who would be pushed out for it.
+    fn find_room(&self, line: u64) -> Result<Option<Place>, QueueFull> {
         if self.waiting < self.max_waiting {
             return Ok(None);
         }
@@ -235,8 +248,6 @@ impl Lines {
             return Err(full);
         }
         let (&number, _) = self.lines[&longest].last_key_value().expect("no line is empty");
-        self.waiting -= 1;
-        self.pushed_out += 1;
-        Ok(self.take(Place { line: longest, number }))
+        Ok(Some(Place { line: longest, number }))
     }
 }

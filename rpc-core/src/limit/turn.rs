@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     concurrency::{ConcurrencyLimit, ConcurrencyPermit, ConcurrencyRefusal, Full},
-    queue::{Found, Place, QueueFull},
+    queue::{Found, Place, QueueFull, WaitQueue},
 };
 
 /// What becomes of a call that asks for a permit and is willing to wait.
@@ -84,6 +84,25 @@ impl ConcurrencyLimit {
         }
     }
 
+    /// Whether [`ConcurrencyLimit::acquire_or_wait`] would let a call pass or wait at this moment. It takes no
+    /// permit and no place in a queue; see [`ConcurrencyLimit::check`].
+    ///
+    /// # Errors
+    ///
+    /// Why it would turn the call away.
+    pub fn check_or_wait(self: &Arc<Self>, line: u64) -> Result<(), WaitRefusal> {
+        let Err(full) = self.look() else { return Ok(()) };
+        let (limit, queue) = self.queue_at(&full)?;
+        queue.check(line).map_err(|full| queue_full(limit, full))
+    }
+
+    /// Where to wait for who was refused.
+    fn queue_at(self: &Arc<Self>, full: &Full) -> Result<(&Arc<Self>, &WaitQueue), WaitRefusal> {
+        let limit = self.limit_at(full.at);
+        let queue = limit.queue().filter(|_| !full.refusal.never_passes());
+        Ok((limit, queue.ok_or(WaitRefusal::Full(full.refusal))?))
+    }
+
     #[cold]
     fn wait(self: &Arc<Self>, full: &Full, line: u64) -> Admission {
         // Only names a place in a line; any number greater than the last will do.
@@ -127,10 +146,7 @@ impl Turn {
 
     /// Waits at the limit that refused.
     fn join(&mut self, full: &Full) -> Result<(), WaitRefusal> {
-        let limit = self.asked.limit_at(full.at);
-        let Some(queue) = limit.queue().filter(|_| !full.refusal.never_passes()) else {
-            return Err(WaitRefusal::Full(full.refusal));
-        };
+        let (limit, queue) = self.asked.queue_at(full)?;
         queue.join(limit, self.place).map_err(|full| queue_full(limit, full))?;
         self.at = Some(full.at);
         Ok(())
@@ -364,6 +380,24 @@ mod tests {
         waiters.ask(&limit, 1, 5);
         assert_eq!((limit.waiting(), limit.max_waiting()), (1, Some(1)));
         assert_eq!(refusal.to_string(), "3 calls wait for test, of 3");
+    }
+
+    #[test]
+    fn to_check_says_who_would_be_turned_away_and_takes_no_place() {
+        let (limit, mut waiters) = (queued(1, 4), Waiters::default());
+        assert_eq!(limit.check_or_wait(1), Ok(()));
+        (0..=4).for_each(|call| {
+            assert_eq!(limit.check_or_wait(1), Ok(()), "{call}");
+            waiters.ask(&limit, 1, call);
+        });
+        // The first would be refused; another would take a place of it, and has taken none yet.
+        let refusal = WaitRefusal::QueueFull { limit: "test", max_waiting: 4, waiting: 4 };
+        assert_eq!((limit.check_or_wait(1), limit.check_or_wait(2)), (Err(refusal), Ok(())));
+        assert_eq!((limit.waiting(), limit.pushed_out(), limit.snapshot().held), (4, 0, 1));
+        let heavy = ConcurrencyLimit::all_of([(Arc::clone(&limit), 2)]);
+        assert!(matches!(heavy.check_or_wait(2), Err(WaitRefusal::Full(full)) if full.never_passes()));
+        (0..5).for_each(|_| drop(waiters.end(1)));
+        assert_eq!((limit.check_or_wait(1), limit.snapshot().held), (Ok(()), 0));
     }
 
     #[test]

@@ -14,7 +14,8 @@ use crate::{
 ///
 /// A blocking call has a thread for as long as it runs, and nobody can take it away, so its permit
 /// stays inside of the work: it comes back when the work has ended and the response has been written
-/// or the connection is gone. A call that finds no room is refused before its body is decoded.
+/// or the connection is gone. A call that finds no room is refused before its body is decoded, and one whose
+/// body comes in parts takes its permit when that is there, as in [`ConcurrencyHandler`].
 #[derive(Debug)]
 pub struct BlockingHandler(ConcurrencyHandler);
 

@@ -26,6 +26,9 @@ use crate::{
 
 /// Takes one permit for all limits of calls in flight that concern a call: of its connection, method, pool,
 /// of blocking calls, of its tenant, of the server, and of bytes; all or nothing, narrow to wide.
+///
+/// A call whose body comes in parts is refused with the first of them if it could neither pass nor wait, and
+/// otherwise takes its permit, or its place in a queue, when the body is there.
 #[derive(Debug)]
 pub(crate) struct GroupHandler {
     limits: Arc<Limits>,
@@ -95,6 +98,19 @@ impl GroupHandler {
         (limit, tenant.map(|tenant| &**tenant))
     }
 
+    /// What is said of a call whose body has only begun.
+    #[cold]
+    fn begun(&mut self, call: &Call<'_>) -> Decision {
+        let (may_wait, line) = (self.limits.max_wait().is_some(), self.line);
+        let retry_delay = self.limits.retry_delay();
+        let (group, tenant) = self.group(call);
+        let checked = if may_wait { group.check_or_wait(line) } else { group.check().map_err(WaitRefusal::Full) };
+        match checked {
+            Ok(()) => Decision::AwaitBody,
+            Err(refusal) => Decision::Refuse(name_tenant(turn_away(&refusal, retry_delay), tenant)),
+        }
+    }
+
     #[cold]
     fn wait(&mut self, call: &Call<'_>, turn: Turn, max_wait: Duration) -> Decision {
         let tenant = self.tenant.as_mut().map(|tenant| Arc::clone(tenant.call(call)));
@@ -102,7 +118,7 @@ impl GroupHandler {
         if let Some(feedback) = &self.feedback {
             let wait = Wait { ahead: limit.waiting().saturating_sub(1), at_once: limit.max().unwrap_or(0) };
             // Of what is left it has waited nothing yet, whatever it was asked before.
-            let left = call.deadline().remaining(call.received());
+            let left = call.deadline().remaining(call.let_in());
             if let Some(takes) = feedback.would_be_late(call.method().index(), left, wait) {
                 return Decision::Refuse(too_short(takes, left.unwrap_or_default()));
             }
@@ -114,7 +130,8 @@ impl GroupHandler {
         let mut waiting = self.waiting.another();
         waiting.set(1);
         let future = Box::pin(Queued { turn, tenant, retry_delay: self.limits.retry_delay(), _waiting: waiting });
-        match call.received().checked_add(max_wait) {
+        // Not since it was received: a body may take longer to come than a call may wait.
+        match call.let_in().checked_add(max_wait) {
             Some(until) => Decision::WaitUntil { until, otherwise, future },
             None => Decision::Wait(future),
         }
@@ -131,6 +148,9 @@ impl Handler for GroupHandler {
     }
 
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
+        if !call.is_whole() {
+            return self.begun(call);
+        }
         let (max_wait, retry_delay) = (self.limits.max_wait(), self.limits.retry_delay());
         let line = self.line;
         let (group, tenant) = self.group(call);

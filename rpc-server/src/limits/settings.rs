@@ -160,7 +160,7 @@ impl WaitQueue {
         Self { max_waiting, max_wait: Duration::from_millis(500) }
     }
 
-    /// How long a call may wait. A queue that is bounded in number alone becomes a queue of calls whose
+    /// How long a call may wait, from when it came, or its body was there. A queue that is bounded in number alone becomes a queue of calls whose
     /// callers have given up when the service gets slow. Default: 500 ms.
     #[must_use]
     pub const fn max_wait(mut self, max_wait: Duration) -> Self {

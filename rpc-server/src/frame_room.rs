@@ -1,0 +1,118 @@
+//! Room for long frames that have begun. Each connection may have one, and keeps what has come of it; so they
+//! take it out of a budget of the server before more of them is read.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context as TaskContext, Poll},
+    time::Instant,
+};
+
+use bytes::BytesMut;
+use rpc_core::limit::{Admission, ConcurrencyLimit, ConcurrencyPermit, Turn};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::{
+    clock,
+    connection::{Broken, Connection},
+    cut::Cut,
+};
+
+/// What a frame beyond [`ORDINARY_FRAME`] has of the budget. Dropping it gives it back, or leaves the queue.
+///
+/// It has all that the whole frame needs or nothing: frames that had some and waited for more could wait for
+/// each other.
+#[derive(Debug)]
+pub(crate) enum FrameRoom {
+    Taken { _permit: ConcurrencyPermit },
+    Awaited { turn: Turn, since: Instant },
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+    /// How much to read next. `None` if there is no room for more of the frame that has begun; the task is
+    /// woken when there may be.
+    #[inline]
+    pub(crate) fn may_read(&mut self, cx: &mut TaskContext<'_>) -> Result<Option<usize>, Broken> {
+        let size = self.read_size.get();
+        if self.partial.len() + size <= ORDINARY_FRAME {
+            return Ok(Some(size));
+        }
+        self.may_read_of_frame(size, cx)
+    }
+
+    #[cold]
+    fn may_read_of_frame(&mut self, size: usize, cx: &mut TaskContext<'_>) -> Result<Option<usize>, Broken> {
+        let len = self.partial.len();
+        // What is kept begins with a frame that is not whole. Behind a short one others are read with it, and
+        // handled in this very turn.
+        let frame_len = self.decoder.frame_len(&self.partial).unwrap_or(0);
+        if frame_len <= ORDINARY_FRAME {
+            return Ok(Some(size));
+        }
+        if len < ORDINARY_FRAME {
+            return Ok(Some(size.min(ORDINARY_FRAME - len)));
+        }
+        // Its last byte is the last that is read, so the buffer is as long as the frame.
+        Ok(self.has_room_for(frame_len, cx)?.then(|| size.min(frame_len - len)))
+    }
+
+    fn has_room_for(&mut self, frame_len: usize, cx: &mut TaskContext<'_>) -> Result<bool, Broken> {
+        let mut room = match self.frame_room.take() {
+            Some(room) => room,
+            None => Box::new(self.ask_for_room(frame_len)?),
+        };
+        if let FrameRoom::Awaited { turn, since } = &mut *room {
+            let now = clock::now();
+            match Pin::new(turn).poll(cx) {
+                // It is us who do not listen.
+                Poll::Pending => self.life.hear(now),
+                Poll::Ready(Ok(permit)) => {
+                    let pause = now.saturating_duration_since(*since);
+                    self.life.spare_frame(pause, now);
+                    self.in_flight.skip(pause, now);
+                    *room = self.take_room(permit, frame_len);
+                }
+                Poll::Ready(Err(_)) => return Err(Broken::Cut(Cut::FrameRoom)),
+            }
+        }
+        let is_taken = matches!(*room, FrameRoom::Taken { .. });
+        self.frame_room = Some(room);
+        Ok(is_taken)
+    }
+
+    fn ask_for_room(&mut self, frame_len: usize) -> Result<FrameRoom, Broken> {
+        let beyond = (frame_len - ORDINARY_FRAME) as u64;
+        let limit = ConcurrencyLimit::all_of([(Arc::clone(&self.server.gauges.frames), beyond)]);
+        match limit.acquire_or_wait(self.info.id.as_u64()) {
+            Admission::Pass(permit) => Ok(self.take_room(permit, frame_len)),
+            Admission::Wait(turn) => Ok(FrameRoom::Awaited { turn, since: clock::now() }),
+            // The budget was made smaller than the longest frame.
+            Admission::Refuse(_) => Err(Broken::Cut(Cut::FrameRoom)),
+        }
+    }
+
+    /// Makes the buffer as long as the frame, which is paid for now.
+    fn take_room(&mut self, permit: ConcurrencyPermit, frame_len: usize) -> FrameRoom {
+        let mut whole = BytesMut::with_capacity(frame_len);
+        whole.extend_from_slice(&self.partial);
+        self.partial = whole;
+        FrameRoom::Taken { _permit: permit }
+    }
+
+    /// Lets others come first while we do not read for another reason: nobody is called behind one who does not
+    /// come. It asks again when we do.
+    pub(crate) fn leave_queue_for_room(&mut self) {
+        if self.awaits_room() {
+            self.frame_room = None;
+        }
+    }
+
+    /// Whether the frame that has begun is not read for want of room.
+    pub(crate) fn awaits_room(&self) -> bool {
+        matches!(self.frame_room.as_deref(), Some(FrameRoom::Awaited { .. }))
+    }
+}
+
+/// The longest frame that needs no room but its connection's own, with its length field: what every server
+/// takes, and all that a client may send before it knows more.
+const ORDINARY_FRAME: usize = 64 * 1024 + 4;
