@@ -164,7 +164,7 @@ async fn step_on(mines: &MinesClient, place: usize, good: u64) {
 
 /// A stream, or a call, that nothing is wrong with.
 async fn good(mines: &MinesClient, n: u64) {
-    if n % 3 == 0 {
+    if n.is_multiple_of(3) {
         return assert_eq!(mines.plain(n).await.unwrap(), n);
     }
     let back: Vec<_> = mines.good().send_all(stream::iter(n..n + 4)).map(Result::unwrap).collect().await;

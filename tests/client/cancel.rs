@@ -300,7 +300,7 @@ async fn the_services_of_calls_that_were_dropped_are_dropped_soon_after() {
     for n in 0..calls {
         let method = [method::GATE, method::GATE_SPAWNED, method::SLEEP][random.below(3) as usize];
         poll_and_drop(client.call::<_, u64>(method, (5_000 + n % 2,)), random.below(12)).await;
-        if n % 1_000 == 0 {
+        if n.is_multiple_of(1_000) {
             reached = reached.max(harness.probe.high_water());
         }
     }
