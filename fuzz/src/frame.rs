@@ -1,8 +1,8 @@
 //! Frames that a script composes: well-formed ones, and such that are slightly wrong.
 
 use rpc_codec::{
-    CodecId, GoAwayReason, Hello, OpenMessage, RequestHead, SendBounds, encode_cancel, encode_go_away, encode_ping,
-    encode_pong,
+    CallKind, CodecId, GoAwayReason, Hello, OpenMessage, RequestHead, SendBounds, encode_cancel, encode_credit,
+    encode_end, encode_go_away, encode_ping, encode_pong,
 };
 use rpc_core::{CallId, Metadata, MethodId};
 
@@ -10,6 +10,7 @@ use crate::script::Script;
 
 pub(crate) const RESPONSE: u8 = 3;
 const CONT: u8 = 4;
+const ITEM: u8 = 5;
 const MORE: u8 = 1;
 
 /// A frame of these fields, whatever they are.
@@ -108,6 +109,51 @@ pub(crate) fn response(script: &mut Script<'_>, id: CallId, body: &[u8]) -> Vec<
 pub(crate) fn cont(script: &mut Script<'_>, id: CallId) -> Vec<u8> {
     let (flags, len) = (script.byte() & MORE, script.u16());
     raw(CONT, flags, id.to_wire(), &[], &vec![0; len.into()])
+}
+
+/// Says which ways the items of a REQUEST's call go; the script may say something else.
+pub(crate) fn mark_kind(script: &mut Script<'_>, request: &mut [u8], kind: CallKind) {
+    let kinds = [kind, kind, kind, CallKind::Unary, CallKind::ClientStream, CallKind::ServerStream, CallKind::BothWays];
+    rpc_codec::mark_kind(request, script.pick(&kinds));
+}
+
+/// An ITEM, whole or its first part: text that the codec has encoded, zeroes, or what the script writes.
+pub(crate) fn item(script: &mut Script<'_>, id: CallId, codec: CodecId) -> Vec<u8> {
+    let chosen = script.byte();
+    let item = match chosen & 3 {
+        0 => vec![0; script.u16().into()],
+        1 => script.bytes().to_vec(),
+        _ => {
+            let mut text = Vec::new();
+            codec.encode(&script.text(), &mut text).expect("text can be encoded");
+            text
+        }
+    };
+    if chosen & 4 == 0 {
+        return raw(ITEM, 0, id.to_wire(), &[], &item);
+    }
+    let len = (item.len() as u32).saturating_add(u32::from(script.u16()) << script.pick(&[0, 4, 16]));
+    raw(ITEM, MORE, id.to_wire(), &len.to_be_bytes(), &item)
+}
+
+/// The end of a stream of items.
+pub(crate) fn end(id: CallId) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode_end(&mut out, id);
+    out
+}
+
+/// Credit for items: little, a usual amount, or any.
+pub(crate) fn credit(script: &mut Script<'_>, id: CallId) -> Vec<u8> {
+    let mut out = Vec::new();
+    let bytes = match script.byte() % 4 {
+        0 => 64,
+        1 => script.u16().into(),
+        2 => 64 * 1024,
+        _ => script.u32(),
+    };
+    encode_credit(&mut out, id, bytes);
+    out
 }
 
 /// Makes a frame the first of several: its body is longer than what is there. `body_len_at` is where

@@ -4,7 +4,9 @@
 //! says in its own docs what it promises; in addition none may take more memory than
 //! [`Target::MAX_MEMORY`] at any moment, whatever the input says.
 
+mod flow;
 mod frame;
+mod listener;
 mod memory;
 mod payload;
 mod pipe;
@@ -13,6 +15,7 @@ mod scene;
 mod script;
 mod service;
 mod shapes;
+mod streams;
 mod targets;
 
 use std::path::PathBuf;

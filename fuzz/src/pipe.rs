@@ -1,53 +1,34 @@
 //! The script's end of a connection: it writes anything, and checks all that it reads.
 
-use std::{collections::HashSet, time::Duration};
+use std::time::Duration;
 
 use rpc_codec::{Decoded, Frame, FrameDecoder, Hello};
-use rpc_core::CallId;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
     time::timeout,
 };
 
-/// What reads the other end's frames, and panics about one that must not be.
+/// What reads the other end's frames, and panics about one that must not be. It is told what the script's own end
+/// has written as well, as far as that is HELLO and whole frames.
 pub(crate) trait Reader {
     /// The longest frame that the other end may send now.
-    fn max_frame(&self, sent: &[u8]) -> u32;
+    fn max_frame(&self) -> u32;
 
-    /// The other end's HELLO.
-    fn hello(&mut self, hello: &Hello);
+    /// The script's HELLO.
+    fn wrote_hello(&mut self, hello: &Hello);
 
-    /// Any other frame.
+    /// Any other frame of the script's.
+    fn wrote(&mut self, frame: Frame<'_>);
+
+    /// Any frame of the other end's but HELLO.
     fn frame(&mut self, frame: Frame<'_>);
-}
-
-/// The calls whose bodies go on in parts.
-#[derive(Debug, Default)]
-pub(crate) struct Unfinished(HashSet<CallId>);
-
-impl Unfinished {
-    /// A body has begun; `more` says that it goes on.
-    pub(crate) fn begin(&mut self, id: CallId, more: bool) {
-        if more {
-            self.0.insert(id);
-        }
-    }
-
-    /// A body goes on.
-    pub(crate) fn go_on(&mut self, id: CallId, more: bool) {
-        assert!(self.0.contains(&id), "the body of {id} was finished");
-        if !more {
-            self.0.remove(&id);
-        }
-    }
 }
 
 /// One end of a pipe.
 #[derive(Debug)]
 pub(crate) struct Pipe<R> {
     io: Option<DuplexStream>,
-    /// The first bytes that were written: enough for a HELLO.
-    sent: Vec<u8>,
+    written: Written,
     received: Vec<u8>,
     greeted: bool,
     pub(crate) reader: R,
@@ -55,7 +36,7 @@ pub(crate) struct Pipe<R> {
 
 impl<R: Reader> Pipe<R> {
     pub(crate) const fn new(io: DuplexStream, reader: R) -> Self {
-        Self { io: Some(io), sent: Vec::new(), received: Vec::new(), greeted: false, reader }
+        Self { io: Some(io), written: Written::Hello(Vec::new()), received: Vec::new(), greeted: false, reader }
     }
 
     /// Writes as much as the other end takes.
@@ -65,8 +46,7 @@ impl<R: Reader> Pipe<R> {
         while !left.is_empty() {
             match timeout(PATIENCE, io.write(left)).await {
                 Ok(Ok(written)) if written > 0 => {
-                    let kept = written.min(SENT_LEN - self.sent.len());
-                    self.sent.extend_from_slice(&left[..kept]);
+                    self.written.add(&left[..written], &mut self.reader);
                     left = &left[written..];
                 }
                 _ => return,
@@ -104,16 +84,15 @@ impl<R: Reader> Pipe<R> {
         let mut read = 0;
         if !self.greeted && self.received.get(4).is_some_and(|&kind| kind != GO_AWAY) {
             match Hello::decode(&self.received) {
-                Ok(Some((hello, len))) => {
+                Ok(Some((_, len))) => {
                     self.greeted = true;
-                    self.reader.hello(&hello);
                     read = len;
                 }
                 Ok(None) => return,
                 Err(error) => panic!("the other end begins with something else: {error}"),
             }
         }
-        let decoder = FrameDecoder::new(self.reader.max_frame(&self.sent));
+        let decoder = FrameDecoder::new(self.reader.max_frame());
         loop {
             match decoder.decode(&self.received[read..]) {
                 Ok(Decoded::Frame { frame, len }) => {
@@ -128,8 +107,51 @@ impl<R: Reader> Pipe<R> {
     }
 }
 
+/// What the script's end has written and the other end has been told by it.
+#[derive(Debug)]
+enum Written {
+    /// The beginning of a HELLO.
+    Hello(Vec<u8>),
+    /// The beginning of a frame.
+    Frames(Vec<u8>),
+    /// Something else, behind which the other end reads nothing.
+    Junk,
+}
+
+impl Written {
+    fn add(&mut self, bytes: &[u8], reader: &mut impl Reader) {
+        let (Self::Hello(rest) | Self::Frames(rest)) = self else { return };
+        rest.extend_from_slice(bytes);
+        if let Self::Hello(rest) = self {
+            match Hello::decode(rest) {
+                Ok(Some((hello, len))) => {
+                    reader.wrote_hello(&hello);
+                    *self = Self::Frames(rest.split_off(len));
+                }
+                Ok(None) => return,
+                Err(_) => *self = Self::Junk,
+            }
+        }
+        let Self::Frames(rest) = self else { return };
+        let mut read = 0;
+        loop {
+            match FrameDecoder::new(MAX_FRAME).decode(&rest[read..]) {
+                Ok(Decoded::Frame { frame, len }) => {
+                    reader.wrote(frame);
+                    read += len;
+                }
+                Ok(Decoded::Incomplete { .. }) => break,
+                Err(_) => return *self = Self::Junk,
+            }
+        }
+        rest.drain(..read);
+    }
+}
+
 /// How long, in virtual time, the other end may take to take a byte or to send one.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(1);
 
 const GO_AWAY: u8 = 11;
-const SENT_LEN: usize = 4_200;
+
+/// What the servers and clients of the targets take.
+pub(crate) const MAX_FRAME: u32 = 64 * 1024;

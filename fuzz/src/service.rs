@@ -21,9 +21,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{script::Script, shapes::Tree};
+use crate::{script::Script, shapes::Tree, streams};
 
-const SERVICE: &str = "fuzz.Probe";
+pub(crate) const SERVICE: &str = "fuzz.Probe";
 
 macro_rules! methods {
     ($($constant:ident $name:literal)*) => {
@@ -43,7 +43,7 @@ pub(crate) struct Probe {
 }
 
 /// A future of the service that lives.
-struct Running(Arc<AtomicUsize>);
+pub(crate) struct Running(Arc<AtomicUsize>);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -62,7 +62,7 @@ impl Probe {
         self.gate.send_replace(open);
     }
 
-    fn run(&self) -> Running {
+    pub(crate) fn run(&self) -> Running {
         self.running.fetch_add(1, SeqCst);
         Running(Arc::clone(&self.running))
     }
@@ -154,6 +154,7 @@ impl Service for Probe {
             };
         }
         both!(echo tree sleep gate hold watch large fail);
+        streams::register(&self, methods);
         methods.unary_bytes("bytes", MethodOptions::default(), move |_: &Context, body: Bytes| {
             let running = self.run();
             async move {
@@ -189,7 +190,7 @@ pub(crate) fn call(script: &mut Script<'_>) -> (Method, CodecId, Vec<u8>) {
     (method, codec, body)
 }
 
-fn encode<T: Serialize>(codec: CodecId, args: &T) -> Vec<u8> {
+pub(crate) fn encode<T: Serialize>(codec: CodecId, args: &T) -> Vec<u8> {
     let mut body = Vec::new();
     codec.encode(args, &mut body).expect("it can be encoded");
     body

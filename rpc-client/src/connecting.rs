@@ -87,7 +87,12 @@ impl Manager {
 
     pub(crate) fn delay_next(&mut self) {
         let delay = self.backoff.next_delay();
-        self.not_before = clock::now().checked_add(delay);
+        self.wait(delay);
+    }
+
+    /// The next attempt is due after `delay`, and never at once because that is too long for a clock.
+    fn wait(&mut self, delay: Duration) {
+        self.not_before = Some(clock::now() + delay.min(FOREVER));
     }
 }
 
@@ -248,7 +253,7 @@ impl Attempt {
                     // together.
                     None => {
                         let delay = manager.backoff.after_loss();
-                        manager.not_before = clock::now().checked_add(delay);
+                        manager.wait(delay);
                     }
                 }
             }
@@ -276,3 +281,6 @@ impl Drop for Attempt {
         }
     }
 }
+
+/// Thirty years: longer than anybody waits, and within the range of every clock.
+const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);

@@ -27,6 +27,8 @@ mod scratch;
 mod sink;
 mod slots;
 mod stream;
+#[cfg(all(test, shuttle))]
+mod stream_schedules;
 mod streaming;
 mod sync;
 #[cfg(feature = "tower")]

@@ -132,7 +132,12 @@ fn every_wait_for_a_connection_ends_when_the_attempt_fails_or_the_client_is_clos
 /// Runs `test` under many schedules: with threads drawn at random at every step, and with a random order
 /// of preference that changes at three steps.
 fn under_schedules(test: fn()) {
-    let schedules = env::var("SLUICEGATE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(1_000);
+    under_as_many_schedules(1_000, test);
+}
+
+/// The same, `usually` so many by each of the two.
+pub(crate) fn under_as_many_schedules(usually: usize, test: fn()) {
+    let schedules = env::var("SLUICEGATE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(usually);
     run(RandomScheduler::new(schedules), test);
     run(PctScheduler::new(3, schedules), test);
 }
@@ -143,16 +148,17 @@ fn run(scheduler: impl Scheduler + 'static, test: fn()) {
     Runner::new(scheduler, config).run(test);
 }
 
-fn between(least: u32, most: u32) -> u32 {
+pub(crate) fn between(least: u32, most: u32) -> u32 {
     thread_rng().gen_range(least..=most)
 }
 
-fn client() -> Client {
+pub(crate) fn client() -> Client {
     Client::builder("the scheduled server")
         .connect_timeout(Duration::MAX)
         .frame_timeout(Duration::MAX)
         .write_timeout(Duration::MAX)
         .keepalive_interval(None)
+        .stream_window(WINDOW)
         .build()
 }
 
@@ -311,7 +317,7 @@ fn echo(out: &mut Vec<u8>, id: CallId, body: &[u8]) {
 }
 
 /// A transport between a task and a thread.
-struct Pipe {
+pub(crate) struct Pipe {
     room: usize,
     state: Mutex<PipeState>,
     /// The server waits for bytes, or for their end.
@@ -336,11 +342,11 @@ impl PipeState {
 }
 
 impl Pipe {
-    fn new(room: usize) -> Self {
+    pub(crate) fn new(room: usize) -> Self {
         Self { room, state: Mutex::default(), arrived: Condvar::new() }
     }
 
-    fn answer(&self, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(crate) fn answer(&self, write: impl FnOnce(&mut Vec<u8>)) {
         let wakers = {
             let mut state = self.state.lock().unwrap();
             write(&mut state.to_client);
@@ -350,7 +356,7 @@ impl Pipe {
     }
 
     /// Waits for bytes. `false` at their end.
-    fn receive(&self, read: &mut Vec<u8>) -> bool {
+    pub(crate) fn receive(&self, read: &mut Vec<u8>) -> bool {
         let mut state = self.state.lock().unwrap();
         while state.to_server.is_empty() && !state.client_left {
             state = self.arrived.wait(state).unwrap();
@@ -363,7 +369,7 @@ impl Pipe {
         came
     }
 
-    fn end(&self, broken: Option<ErrorKind>) {
+    pub(crate) fn end(&self, broken: Option<ErrorKind>) {
         let wakers = {
             let mut state = self.state.lock().unwrap();
             state.server_left = true;
@@ -375,7 +381,7 @@ impl Pipe {
 }
 
 /// The client's end. It takes a few bytes at once, and no more than there is room for.
-struct End(Arc<Pipe>);
+pub(crate) struct End(pub(crate) Arc<Pipe>);
 
 impl AsyncRead for End {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -433,5 +439,7 @@ impl Drop for End {
     }
 }
 
+/// Two short items may be under way.
+pub(crate) const WINDOW: u32 = 128;
 /// Less than two requests, so that some wait behind others.
 const ROOM: usize = 100;

@@ -496,6 +496,59 @@ mod tests {
         assert!(slots.late() && slots.late() && !slots.late());
     }
 
+    /// Against a sorted list of deadlines, in ticks: whatever comes, ends, is given up or expires, in any order, also
+    /// at the same tick or with a deadline that has passed already.
+    #[test]
+    fn calls_expire_as_in_a_sorted_list_of_deadlines() {
+        for seed in 0..200 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let (mut slots, start) = (Slots::default(), Instant::now());
+            let at = |tick: u64| start + Duration::from_millis(tick);
+            // By deadline; the last tick is none.
+            let (mut waiting, mut gone, mut now) = (Vec::<(u64, CallId)>::new(), Vec::new(), 100);
+            for _ in 0..200 {
+                match random.u8(..10) {
+                    0..4 => {
+                        let tick = if random.u8(..4) == 0 { u64::MAX } else { now + random.u64(..20) - 5 };
+                        let deadline = if tick == u64::MAX { Deadline::NONE } else { Deadline::at(at(tick)) };
+                        waiting.push((tick, slots.insert(deadline, Waker::noop(), None).unwrap()));
+                    }
+                    4 | 5 if !waiting.is_empty() => {
+                        let (_, id) = waiting.swap_remove(random.usize(..waiting.len()));
+                        if random.bool() {
+                            slots.reply(id, Metadata::new(), b"");
+                            assert!(slots.take(id, Waker::noop(), &mut Vec::new()).is_some());
+                        } else {
+                            assert!(slots.abandon(id));
+                        }
+                        gone.push(id);
+                    }
+                    // A key of one that has gone, whose slot may be another's by now.
+                    6 if !gone.is_empty() => assert!(!slots.abandon(gone[random.usize(..gone.len())])),
+                    _ => {
+                        now += random.u64(..8);
+                        let mut expired = slots.expired(at(now));
+                        expired.sort_unstable();
+                        let mut due: Vec<_> =
+                            waiting.extract_if(.., |&mut (tick, _)| tick <= now).map(|(_, id)| id).collect();
+                        due.sort_unstable();
+                        assert_eq!(expired, due, "seed {seed}");
+                        for id in due {
+                            slots.fail(id, CallError::Closed);
+                            assert!(slots.take(id, Waker::noop(), &mut Vec::new()).is_some());
+                            gone.push(id);
+                        }
+                    }
+                }
+                // It may be looked at too early, and never too late.
+                let next = waiting.iter().map(|&(tick, _)| tick).filter(|&tick| tick < u64::MAX).min();
+                let looks = slots.next_expiry();
+                assert!(next.is_none_or(|next| looks.is_some_and(|looks| looks <= at(next))), "seed {seed}");
+                assert_eq!(slots.used(), waiting.len());
+            }
+        }
+    }
+
     #[test]
     fn only_waiting_calls_expire() {
         let mut slots = Slots::default();

@@ -1,9 +1,11 @@
-//! Memory that a hostile body makes the decoder take, counted byte by byte.
+//! Memory that a hostile body makes the decoder take, counted byte by byte, and its time.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::env;
+use std::time::{Duration, Instant};
 
 use rpc_codec::payload::CodecId;
 use serde::Deserialize;
@@ -71,7 +73,43 @@ fn peak<T: DeserializeOwned>(codec: CodecId, body: &[u8]) -> usize {
     peak
 }
 
+/// In the long form nothing else has the machine, and time is a figure: a microsecond for a byte, and a millisecond.
+fn is_long() -> bool {
+    env::var("SLUICEGATE_SIEGE").is_ok_and(|size| size == "full")
+}
+
+fn time_of<T: DeserializeOwned>(codec: CodecId, body: &[u8]) -> Duration {
+    // The least of a few, which a busy machine disturbs least.
+    let time = || {
+        let began = Instant::now();
+        drop(codec.decode::<T>(body));
+        began.elapsed()
+    };
+    (0..3).map(|_| time()).min().expect("three runs")
+}
+
+fn is_quick<T: DeserializeOwned>(codec: CodecId, body: &[u8]) {
+    let (time, bound) = (time_of::<T>(codec, body), Duration::from_micros(1_000 + body.len() as u64));
+    assert!(time <= bound, "{time:?} for {body:?} as {codec}");
+}
+
+/// What a claim costs does not depend on what it claims: a body that claims the most costs as one that claims
+/// little more than there is. Sixteen times as much is still no loop over what is claimed.
+fn costs_what_is_there<T: DeserializeOwned>() {
+    let body = |claim: &[u8]| [claim, &[0; 4_096]].concat();
+    for ((codec, honest), (_, boundless)) in claims(5_000).into_iter().zip(claims(u64::MAX)) {
+        let (honest, boundless) = (body(&honest), body(&boundless));
+        let ratio = || {
+            let least = time_of::<T>(codec, &honest).max(Duration::from_micros(20));
+            time_of::<T>(codec, &boundless).as_secs_f64() / least.as_secs_f64()
+        };
+        let ratios: Vec<_> = (0..4).map(|_| ratio()).take_while(|&ratio| ratio > 16.0).collect();
+        assert!(ratios.len() < 4, "{ratios:?} times as long as {codec}");
+    }
+}
+
 fn stays_small<T: DeserializeOwned>() {
+    costs_what_is_there::<T>();
     for follow in 0..=64u64 {
         for len in [0, 1, follow, follow + 1, 1000, 1 << 16, 1 << 20, 1 << 32, 1 << 40, 1 << 63, u64::MAX] {
             for filler in [0, 1, 2, 7, 0xff] {
@@ -80,6 +118,9 @@ fn stays_small<T: DeserializeOwned>() {
                     body.extend(vec![filler; follow as usize]);
                     let (peak, bound) = (peak::<T>(codec, &body), 64 * body.len() + (64 << 10));
                     assert!(peak <= bound, "{peak} bytes for {len} claimed by {body:?} as {codec}");
+                    if is_long() {
+                        is_quick::<T>(codec, &body);
+                    }
                 }
             }
         }

@@ -1,7 +1,8 @@
-//! The rate limit against an exact model, and under threads.
+//! The rate limit against an exact model, and under threads; with `SLUICEGATE_SIEGE=full` as often as is promised.
 #![cfg(not(loom))]
 
 use std::{
+    env,
     sync::{
         Barrier,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -15,6 +16,11 @@ use rpc_core::limit::{Rate, RateLimit, RateRefusal, RateToken, Ticks};
 
 const SECOND: u128 = Ticks::PER_SECOND as u128;
 const LAST: u128 = Ticks::LAST.as_u64() as u128;
+
+/// `promised` times in the long form.
+fn often(usually: u32, promised: u32) -> u32 {
+    if env::var("SLUICEGATE_SIEGE").is_ok_and(|size| size == "full") { promised } else { usually }
+}
 
 #[test]
 fn every_rate_and_burst_decides_as_the_model_at_every_time_step() {
@@ -37,7 +43,8 @@ fn every_rate_and_burst_decides_as_the_model_at_every_time_step() {
                 continue;
             }
             let mut random = Random(u64::from(burst) | 1);
-            for _ in 0..20 {
+            // Ten million steps in all.
+            for _ in 0..often(20, 2_000) {
                 let mut trace = Trace::new(rate, period, burst);
                 for _ in 0..200 {
                     trace.run(random.step());
@@ -46,7 +53,7 @@ fn every_rate_and_burst_decides_as_the_model_at_every_time_step() {
             }
         }
     }
-    assert!(checked > 500);
+    assert!(checked >= often(500, 50_000));
 }
 
 #[test]
@@ -104,8 +111,9 @@ fn heavy_calls_from_many_threads_stay_within_the_quota() {
 
 #[test]
 fn the_fastest_rates_refuse_nobody_below_their_burst() {
-    for per_second in [999_999_999.0, 1e9] {
-        for threads in [2_u32, 8] {
+    // Ten million checks of each rate by each number of threads.
+    for (per_second, threads) in [(999_999_999.0, 2_u32), (999_999_999.0, 8), (1e9, 2), (1e9, 8)] {
+        for _ in 0..often(1, 25) {
             let limit = RateLimit::new("test", Rate::per_second(per_second).burst(400_000)).unwrap();
             thread::scope(|scope| {
                 for thread in 0..threads {
@@ -184,12 +192,19 @@ proptest! {
         }
     }
 
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(often(400, 100_000)))]
+
     #[test]
     fn calls_at_least_a_period_apart_always_pass(
         period in 1_u64..1_000_000,
         burst in 1_u32..5,
         start in 0_u64..1 << 40,
         gaps in prop::collection::vec(0_u64..1_000_000, 1..100),
+        // Up to an hour more.
+        idle in 0_u64..3_600_000_000_000,
     ) {
         let limit = RateLimit::new("test", Rate::per(1, Duration::from_nanos(period)).burst(burst)).unwrap();
         let mut now = start;
@@ -198,7 +213,7 @@ proptest! {
             now += period * 16 + gap;
         }
         // Idle for as long as the burst takes to refill: it is full, and not fuller.
-        let now = Ticks::new(now + u64::from(burst) * period * 16);
+        let now = Ticks::new(now + u64::from(burst) * period * 16 + idle * 16);
         prop_assert_eq!((0..).take_while(|_| limit.try_acquire(1, now).is_ok()).count(), burst as usize);
     }
 

@@ -202,7 +202,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 if reason == GoAwayReason::ProtocolError {
                     self.server.gauges.protocol_errors.fetch_add(1, Ordering::Relaxed);
                 }
-                tracing::warn!(connection = %self.info, ?reason, message, "connection refused");
+                tracing::warn!(connection = %self.info, ?reason, told = message, "connection refused");
                 self.say_farewell(reason, &message);
                 Turn::Again
             }

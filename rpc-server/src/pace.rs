@@ -41,7 +41,7 @@ impl Pace {
     pub(crate) fn too_slow_at(&self, rate: LeastRate) -> Option<Instant> {
         let paid = Duration::from_secs_f64((self.arrived - self.had) as f64 / f64::from(rate.bytes_per_second));
         let grace = if self.warned { LAST_CHANCE } else { rate.grace.saturating_sub(LAST_CHANCE) };
-        self.since.checked_add(grace + paid)
+        self.since.checked_add(grace.saturating_add(paid))
     }
 
     /// Whether it is too slow at `now` though it was warned. The first time it is given a last chance instead of

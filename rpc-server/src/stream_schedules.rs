@@ -9,7 +9,11 @@ use std::{
 
 use rpc_codec::{CallKind, Intake, SendBounds, charge, encode_item};
 use rpc_core::{CallId, Status, limit::ConcurrencyLimit};
-use shuttle::{future::block_on, thread};
+use shuttle::{
+    future::block_on,
+    rand::{Rng, thread_rng},
+    thread,
+};
 
 use crate::{
     budgets::Budgets,
@@ -34,6 +38,35 @@ fn send(stream: &Stream) -> Result<(), Status> {
     let mut batch = Vec::new();
     let len = encode_item::<()>(&mut batch, ID, BOUNDS, |_| Ok(())).expect("an empty item");
     stream.push(&mut batch, 1, charge(len))
+}
+
+/// The same, by one of all who may wait: who asks once and goes away, then whoever comes, here or on another thread.
+fn send_somehow(stream: &Arc<Stream>) -> Result<(), Status> {
+    let how = thread_rng().gen_range(0..4);
+    if how < 2 {
+        let _ = block_on(poll_fn(|cx| Poll::Ready(stream.poll_send(cx.waker()))));
+    }
+    if how % 2 == 0 {
+        return send(stream);
+    }
+    let stream = Arc::clone(stream);
+    thread::spawn(move || send(&stream)).join().unwrap()
+}
+
+/// Waits for items in one of the same ways. Whether there are any.
+fn take_somehow(stream: &Arc<Stream>, mut intake: Intake) -> (Intake, bool) {
+    let how = thread_rng().gen_range(0..4);
+    if how < 2
+        && let Poll::Ready(came) = block_on(poll_fn(|cx| Poll::Ready(stream.poll_take(&mut intake, cx.waker()))))
+    {
+        return (intake, came.expect("nobody closes it"));
+    }
+    let stream = Arc::clone(stream);
+    let mut take = move || {
+        let came = block_on(poll_fn(|cx| stream.poll_take(&mut intake, cx.waker()))).expect("nobody closes it");
+        (std::mem::replace(&mut intake, Intake::new(WINDOW)), came)
+    };
+    if how % 2 == 0 { take() } else { thread::spawn(take).join().unwrap() }
 }
 
 /// The connection as far as it looks at what is listed, until `enough` has been come to.
@@ -64,7 +97,7 @@ fn a_sender_that_waits_for_credit_or_room_is_woken_by_either() {
         stream.set_threshold(1);
         let sender = {
             let stream = Arc::clone(&stream);
-            thread::spawn(move || (0..ITEMS).for_each(|_| send(&stream).expect("nobody closes it")))
+            thread::spawn(move || (0..ITEMS).for_each(|_| send_somehow(&stream).expect("nobody closes it")))
         };
         let mut taken = 0;
         block_on(poll_fn(|cx| {
@@ -88,7 +121,7 @@ fn a_sender_that_waits_is_woken_when_the_stream_is_closed() {
         let sender = {
             let stream = Arc::clone(&stream);
             thread::spawn(move || {
-                while send(&stream).is_ok() {}
+                while send_somehow(&stream).is_ok() {}
                 block_on(poll_fn(|cx| stream.poll_closed(cx.waker())))
             })
         };
@@ -106,7 +139,12 @@ fn a_receiver_is_woken_by_every_item_and_by_the_last_and_its_credit_comes_throug
             let stream = Arc::clone(&stream);
             thread::spawn(move || {
                 let (mut intake, mut taken) = (Intake::new(WINDOW), 0);
-                while block_on(poll_fn(|cx| stream.poll_take(&mut intake, cx.waker()))).expect("nobody closes it") {
+                loop {
+                    let came;
+                    (intake, came) = take_somehow(&stream, intake);
+                    if !came {
+                        break;
+                    }
                     while intake.next_item().is_some() {
                         taken += 1;
                         stream.grant(intake.due());

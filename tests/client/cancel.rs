@@ -1,6 +1,6 @@
 //! Calls given up at any moment: no frame is torn, no answer reaches another caller, nothing is left.
 //!
-//! As many calls as a few seconds allow, or `SLUICEGATE_CLIENT_CALLS`.
+//! As many calls as a moment allows, the promised number with `SLUICEGATE_SIEGE=full`, or `SLUICEGATE_CLIENT_CALLS`.
 
 use std::{
     collections::BTreeMap,
@@ -22,13 +22,14 @@ use tokio::{
 };
 
 use crate::support::{
-    Got, Harness, RawServer, method, raw::response, scripted::scripted, shims::times, until_client_idle, within,
+    Got, Harness, RawServer, method, raw::response, scripted::scripted, shims::times_in, until_client_idle, within,
 };
 
 const MS: Duration = Duration::from_millis(1);
 
-fn calls_or(default: u64) -> u64 {
-    env::var("SLUICEGATE_CLIENT_CALLS").ok().and_then(|calls| calls.parse().ok()).unwrap_or_else(|| times(default))
+fn calls_or(promised: u64, usually: u64) -> u64 {
+    let asked = env::var("SLUICEGATE_CLIENT_CALLS").ok().and_then(|calls| calls.parse().ok());
+    asked.unwrap_or_else(|| times_in(promised, usually))
 }
 
 /// Random numbers, the same in every run.
@@ -99,7 +100,7 @@ async fn calls_dropped_at_any_poll_over_a_transport_that_takes_single_bytes_tear
     });
     let client = client.build();
     let caller = client.clone();
-    let calls = calls_or(30_000);
+    let calls = calls_or(1_000_000, 3_750);
     let calling = tokio::spawn(async move {
         let mut random = Random::seeded(5);
         for nonce in 0..calls {
@@ -185,7 +186,7 @@ async fn no_answer_reaches_another_caller_whatever_is_cancelled_late_twice_reord
         connections
     });
     const CALLERS: u64 = 100;
-    let calls = calls_or(60_000) / CALLERS;
+    let calls = calls_or(10_000_000, 7_500) / CALLERS;
     let callers: Vec<_> = (0..CALLERS)
         .map(|n| {
             let (client, mut random) = (client.clone(), Random::seeded(1_000 + n));
@@ -238,7 +239,7 @@ async fn calls_that_were_dropped_leave_nothing_however_the_server_answers() {
         let (builder, mut servers) = scripted(16 * 1024);
         let client = builder.build();
         let caller = client.clone();
-        let calls = calls_or(20_000);
+        let calls = calls_or(100_000, 2_500);
         let calling: JoinHandle<()> = tokio::spawn(async move {
             let mut random = Random::seeded(11);
             for n in 0..calls {
@@ -291,6 +292,31 @@ async fn calls_that_were_dropped_leave_nothing_however_the_server_answers() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_services_of_calls_that_were_dropped_are_dropped_soon_after() {
+    let harness = Harness::new();
+    let client = harness.client();
+    let mut random = Random::seeded(17);
+    let (mut reached, calls) = (0, calls_or(100_000, 1_500));
+    for n in 0..calls {
+        let method = [method::GATE, method::GATE_SPAWNED, method::SLEEP][random.below(3) as usize];
+        poll_and_drop(client.call::<_, u64>(method, (5_000 + n % 2,)), random.below(12)).await;
+        if n.is_multiple_of(1_000) {
+            reached = reached.max(harness.probe.high_water());
+        }
+    }
+    // Within a hundred milliseconds, and nobody has waited for an answer.
+    harness.until("none runs", |harness| harness.probe.running() == 0 && harness.snapshot().calls.held == 0).await;
+    let (started, finished) = (harness.probe.started() as u64, harness.probe.finished());
+    assert!(started > calls / 4 && finished == 0 && reached <= 100, "{started} of {calls}, {finished}, {reached}");
+    until_client_idle(&client).await;
+    let snapshot = client.snapshot();
+    assert!(snapshot.connects == 1 && snapshot.connected, "{snapshot:?}");
+    drop(client);
+    harness.assert_idle().await;
+    assert_eq!(harness.snapshot().protocol_errors, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_call_dropped_while_its_answer_is_delivered_gives_its_room_back() {
     let (builder, mut servers) = scripted(16 * 1024);
     let client = builder.build();
@@ -309,7 +335,7 @@ async fn a_call_dropped_while_its_answer_is_delivered_gives_its_room_back() {
         }
     });
     let mut random = Random::seeded(13);
-    let (mut answered, calls) = (0, calls_or(20_000));
+    let (mut answered, calls) = (0, calls_or(100_000, 2_500));
     for n in 0..calls {
         let mut call = client.call::<_, u64>(method::GATE, (n,));
         assert!(poll!(&mut call).is_pending());

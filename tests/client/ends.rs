@@ -12,7 +12,7 @@ use tokio::{
 use crate::support::{
     Got, Harness, method,
     scripted::{first_call, scripted, scripted_with},
-    shims::Manner,
+    shims::{Manner, times_in},
     until_client_idle, within,
 };
 
@@ -23,16 +23,25 @@ async fn calls_that_had_expired_before_they_were_sent_leave_the_room_to_the_next
     let (builder, mut servers) = scripted(64 * 1024);
     let client = builder.build();
     let (first, mut server, first_id) = first_call(&client, &mut servers, 10).await;
-    for n in 0..20_000_u64 {
-        let call = client.call::<_, u64>(method::GATE, (n,)).deadline(Instant::now().into_std());
-        assert_eq!(call.await.unwrap_err().code(), StatusCode::DeadlineExceeded);
+    let calls = times_in(100_000, 10_000);
+    for n in 0..calls {
+        let call = client.call::<_, u64>(method::GATE, (n,));
+        if n % 2 == 0 {
+            let error = call.deadline(Instant::now().into_std()).await.unwrap_err();
+            assert_eq!(error.code(), StatusCode::DeadlineExceeded);
+        } else {
+            // Given up before it could leave.
+            let mut call = call;
+            assert!(futures::poll!(&mut call).is_pending());
+        }
     }
     until_calls(&client, 1).await;
     let began = Instant::now();
     let good = tokio::spawn(client.call::<_, u64>(method::GATE, (2_u64,)));
     let (id, _) = server.request().await;
     assert!(began.elapsed() <= 10 * MS);
-    assert_eq!(id.sequence(), first_id.sequence() + 1, "none of the others was sent");
+    // None of the others was sent; those that were given up had an id, which nobody uses again.
+    assert_eq!(id.sequence(), first_id.sequence() + 1 + calls / 2);
     server.reply(id, 2_u64).await;
     server.reply(first_id, 1_u64).await;
     assert_eq!((first.await.unwrap().unwrap(), good.await.unwrap().unwrap()), (1, 2));
@@ -148,6 +157,34 @@ async fn nobody_tries_to_connect_for_a_client_that_has_gone() {
         sleep(60_000 * MS).await;
         assert_eq!(harness.network.attempts(), attempts);
         harness.assert_idle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_bare_end_of_an_idle_connection_is_noticed_within_a_second_and_the_next_call_connects() {
+    for reset in [false, true] {
+        let (builder, mut servers) = scripted(64 * 1024);
+        let client = builder.build();
+        let (call, mut server, id) = first_call(&client, &mut servers, 64).await;
+        server.reply(id, 1_u64).await;
+        assert_eq!(call.await.unwrap().unwrap(), 1);
+        sleep(1_000 * MS).await;
+        assert!(client.snapshot().connected);
+        let began = Instant::now();
+        if !reset {
+            server.peer.end().await;
+            // A client that has noticed leaves as well.
+            while !matches!(server.peer.next().await, Got::End) {}
+        }
+        drop(server);
+        sleep(MS).await;
+        let snapshot = client.snapshot();
+        assert!(!snapshot.connected && snapshot.is_idle() && snapshot.lost_connections == 1, "{snapshot:?}");
+        assert!(began.elapsed() <= 1_000 * MS, "{:?}", began.elapsed());
+        let (call, mut server, id) = first_call(&client, &mut servers, 64).await;
+        server.reply(id, 2_u64).await;
+        assert_eq!((call.await.unwrap().unwrap(), client.snapshot().connects), (2, 2));
+        until_client_idle(&client).await;
     }
 }
 

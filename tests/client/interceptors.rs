@@ -1,11 +1,12 @@
 //! Interceptors of a client: what they see and change, and that each is told of every end once.
 
 use std::{
+    panic::AssertUnwindSafe,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use futures::{StreamExt, stream};
+use futures::{FutureExt, StreamExt, poll, stream};
 use sluicegate::{
     Executed, Status, StatusCode,
     client::{Coded, Finished, Interceptor, Outcome, Outgoing},
@@ -15,7 +16,8 @@ use crate::support::{
     Harness,
     feed::{FeedClient, FeedServer},
     method,
-    probe::Seen,
+    probe::{PANIC_TEXT, Seen, silence_wanted_panics},
+    shims::times_in,
     until_client_idle,
 };
 
@@ -150,4 +152,67 @@ async fn calls_with_items_are_seen_from_their_arguments_to_their_end() {
     until_client_idle(&client).await;
     drop((items, refused, feed, client));
     server.assert_idle().await;
+}
+
+/// Panics where the call's metadata says so.
+struct Touchy;
+
+impl Touchy {
+    fn touch(call: Option<&str>, place: &str) {
+        assert!(call != Some(place), "{PANIC_TEXT}");
+    }
+}
+
+impl Interceptor for Touchy {
+    fn before(&self, call: &mut Outgoing<'_>) -> Result<(), Status> {
+        Self::touch(call.metadata().get_str("mine"), "before");
+        Ok(())
+    }
+
+    fn after(&self, call: &Finished<'_>) {
+        Self::touch(call.metadata.get_str("mine"), "after");
+    }
+}
+
+/// What a caller sees of a call that its interceptor makes panic at one place, and whether it did.
+async fn panics(call: impl Future<Output = ()>) -> bool {
+    AssertUnwindSafe(call).catch_unwind().await.is_err()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interceptor_that_panics_costs_its_call_whatever_the_end_and_leaves_nothing() {
+    silence_wanted_panics();
+    let server = FeedServer::with(|builder| builder.max_concurrent_calls_per_connection(8));
+    let client = server.client_builder().interceptor(Touchy).build();
+    let feed: FeedClient = client.service();
+    let unary = |method, place| client.call::<_, u64>(method, (7_u64, 1_u32)).metadata("mine", place);
+    let rounds = times_in(1_000, 60);
+    for n in 0..rounds {
+        // Before it is sent, after its reply, after an error, at its deadline, and when it is dropped.
+        assert!(panics(async { drop(unary(method::NONCE, "before").await) }).await);
+        assert!(panics(async { drop(unary(method::NONCE, "after").await) }).await);
+        assert!(panics(async { drop(unary(method::UNKNOWN, "after").await) }).await);
+        let late = unary(method::NONCE, "after").timeout(Duration::ZERO);
+        assert!(panics(async { drop(late.await) }).await);
+        let mut dropped = unary(method::NONCE, "after");
+        assert!(poll!(&mut dropped).is_pending());
+        assert!(panics(async { drop(dropped) }).await);
+        // With items: before it is sent, behind the last of them, after the reply, and given up.
+        assert!(panics(async { drop(feed.count(3).metadata("mine", "before").message().await) }).await);
+        assert!(panics(async { drop(feed.count(3).metadata("mine", "after").collect::<Vec<_>>().await) }).await);
+        let sum = feed.sum(1).metadata("mine", "after").send_all(stream::iter([1, 2]));
+        assert!(panics(async { drop(sum.await) }).await);
+        let mut items = feed.count(u64::MAX).metadata("mine", "after").open().await.unwrap();
+        items.message().await.unwrap();
+        assert!(panics(async { drop(items) }).await);
+        // And those beside them are served.
+        assert_eq!(client.call::<_, u64>(method::NONCE, (n, 1_u32)).await.unwrap(), n);
+        assert_eq!(feed.count(3).count().await, 3);
+    }
+    until_client_idle(&client).await;
+    let snapshot = client.snapshot();
+    assert_eq!((snapshot.connects, snapshot.protocol_errors), (1, 0), "{snapshot:?}");
+    drop((feed, client));
+    server.assert_idle().await;
+    assert_eq!((server.snapshot().panics, server.snapshot().protocol_errors), (0, 0));
 }

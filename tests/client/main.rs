@@ -13,6 +13,7 @@ mod greeting;
 mod hostile;
 mod interceptors;
 mod keepalive;
+mod longest;
 mod ready;
 mod reconnect;
 mod stream_states;

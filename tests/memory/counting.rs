@@ -13,12 +13,17 @@ thread_local! {
     pub(crate) static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     /// Bytes allocated and not given back.
     pub(crate) static LIVE: Cell<i64> = const { Cell::new(0) };
+    /// The most that [`LIVE`] has been since it was set.
+    pub(crate) static PEAK: Cell<i64> = const { Cell::new(0) };
 }
 
 fn count(allocations: u64, bytes: i64) {
     // A thread that ends may allocate and free after its counters are gone.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + allocations));
-    let _ = LIVE.try_with(|live| live.set(live.get() + bytes));
+    let _ = LIVE.try_with(|live| {
+        live.set(live.get() + bytes);
+        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(live.get())));
+    });
 }
 
 // SAFETY: it hands everything to the system's allocator and only counts beside.

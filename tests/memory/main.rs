@@ -5,5 +5,8 @@ mod support;
 
 mod allocations;
 mod bodies;
+mod claims;
 mod counting;
 mod deadlines;
+mod given_up;
+mod released;

@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::support::{Harness, RawClient, Req, assert_idle_soon, method, within};
+use crate::support::{Harness, RawClient, Req, assert_idle_soon, method, shims::times_in, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -99,13 +99,13 @@ async fn a_good_socket_is_served_within_a_second_of_any_number_of_errors_of_any_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn junk_and_resets_at_full_speed_do_not_stop_a_server() {
-    const ATTEMPTS: usize = 500;
+    let attempts = times_in(10_000, 500);
     let harness = Harness::new();
     let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
     let address = bound.local_addr();
     let serving = tokio::spawn(bound.serve());
     let scan = tokio::spawn(async move {
-        for n in 0..ATTEMPTS {
+        for n in 0..attempts {
             let mut socket = TcpStream::connect(address).await.unwrap();
             let junk: &[u8] = match n % 4 {
                 0 => b"",

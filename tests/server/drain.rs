@@ -9,7 +9,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::support::{Got, Harness, Req, assert_idle_soon, method, no_call_runs, raw::hello};
+use crate::support::{Got, Harness, Req, assert_idle_soon, method, no_call_runs, raw::hello, shims::is_full};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -246,9 +246,14 @@ async fn a_server_that_is_shut_down_leaves_its_port_at_once_and_answers_what_run
     while harness.probe.running() == 0 {
         yield_now().await;
     }
-    let serving = sockets.stop();
+    let (began, serving) = (std::time::Instant::now(), sockets.stop());
     while tokio::net::TcpStream::connect(address).await.is_ok() {
         yield_now().await;
+    }
+    if is_full() {
+        let took = began.elapsed();
+        println!("nobody connects {took:?} after the shutdown has begun");
+        assert!(took <= 50 * MS, "{took:?}");
     }
     let next = Harness::new();
     let next_sockets = next.sockets_at(address).await;

@@ -13,6 +13,7 @@ use crate::support::{
     method, no_call_runs,
     raw::{Flood, cancel, frame, hello, hello_with, response},
     shims::{Manner, Withholding},
+    traces::Traces,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -81,16 +82,21 @@ async fn a_peer_that_broke_the_protocol_and_stays_is_gone_within_two_seconds() {
 
 #[tokio::test(start_paused = true)]
 async fn another_protocol_on_the_port_is_told_so_in_one_go_away() {
-    let cases: [(&[u8], &str); 4] = [
+    let cases: [(&[u8], &str); 6] = [
         (b"GET / HTTP/1.1\r\nHost: books.example\r\n\r\n", "HTTP"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP"),
         (&[0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc, 0x03, 0x03], "TLS"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "Sluicegate"),
+        (b"*1\r\n$4\r\nPING\r\n", "Sluicegate"),
         (&[0; 64], "Sluicegate"),
     ];
     for (bytes, names) in cases {
         for chunk in [bytes.len(), 1] {
+            let traces = Traces::default();
+            let _kept = tracing::subscriber::set_default(traces.clone());
             let harness = Harness::new();
             let mut peer = harness.silent_peer();
+            let began = Instant::now();
             for part in bytes.chunks(chunk) {
                 peer.send(part).await;
             }
@@ -100,8 +106,10 @@ async fn another_protocol_on_the_port_is_told_so_in_one_go_away() {
                 panic!("{names}: {rest:?}")
             };
             assert!(message.contains(names), "{message}");
+            assert!(began.elapsed() <= 50 * MS, "{:?}", began.elapsed());
             drop(peer);
             harness.assert_idle().await;
+            assert_eq!(traces.events("connection refused").len(), 1, "{names}: one line is logged");
         }
     }
 }

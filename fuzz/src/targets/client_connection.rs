@@ -1,6 +1,7 @@
 //! A client whose server follows a script: whatever it says, reads, leaves out or cuts off.
 //!
-//! - The client sends whole frames of its own kinds, and its ids increase.
+//! - The client sends whole frames of its own kinds, and its ids increase. Its items were paid for, its credit is
+//!   for items, and nothing of a call comes behind its end.
 //! - Nothing panics, and every call ends once the server is gone.
 //! - Then no call is counted, and once the client is dropped no task is left.
 
@@ -25,8 +26,9 @@ use tokio::{
 };
 
 use crate::{
-    frame,
-    pipe::{PATIENCE, Pipe, Reader, Unfinished},
+    flow::Flows,
+    frame, listener,
+    pipe::{MAX_FRAME, PATIENCE, Pipe, Reader},
     scene::{self, MAX_END, Scene, all_tasks_end},
     script::Script,
     service,
@@ -75,7 +77,10 @@ impl Scene for Stage {
         if settings & 8 != 0 {
             builder = builder.backoff(Duration::from_millis(1), Duration::from_millis(1));
         }
-        let client = builder.max_frame(64 * 1024).build();
+        if settings & 16 != 0 {
+            builder = builder.stream_window(1_000);
+        }
+        let client = builder.max_frame(MAX_FRAME).build();
         Self { client, down, connections, server: None, calls: Vec::new() }
     }
 
@@ -85,6 +90,7 @@ impl Scene for Stage {
         }
         match script.byte() & 0x1f {
             0..=3 if self.calls.len() < MAX_CALLS => self.call(script),
+            26 | 27 if self.calls.len() < MAX_CALLS => self.calls.push(listener::call(&self.client, script)),
             4 => {
                 let index = usize::from(script.byte());
                 if let Some(call) = self.calls.get(index) {
@@ -193,6 +199,15 @@ impl Pipe<Requests> {
                 let id = self.reader.asked(script);
                 frame::cont(script, id)
             }
+            28 | 29 => {
+                let (id, codec) = (self.reader.asked(script), script.pick(&[CodecId::BINCODE, CodecId::JSON]));
+                frame::item(script, id, codec)
+            }
+            30 => {
+                let id = self.reader.asked(script);
+                frame::credit(script, id)
+            }
+            31 => frame::end(self.reader.asked(script)),
             19 => return self.write(script.bytes()).await,
             20 => return self.read(script.byte().into(), PATIENCE).await,
             21 | 22 => return self.read(usize::MAX, PATIENCE).await,
@@ -207,11 +222,16 @@ impl Pipe<Requests> {
 }
 
 /// Watches what a client says, and keeps the ids of its calls.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Requests {
     ids: Vec<CallId>,
-    /// Those of them whose bodies go on.
-    unfinished: Unfinished,
+    flows: Flows,
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        Self { ids: Vec::new(), flows: Flows::new(Hello::default().stream_window) }
+    }
 }
 
 impl Requests {
@@ -223,12 +243,23 @@ impl Requests {
 }
 
 impl Reader for Requests {
-    fn max_frame(&self, _: &[u8]) -> u32 {
+    fn max_frame(&self) -> u32 {
         // A client may have sent its first calls before it knew what the server takes.
         128 * 1024
     }
 
-    fn hello(&mut self, _: &Hello) {}
+    fn wrote_hello(&mut self, hello: &Hello) {
+        // Narrower ones do not count.
+        self.flows.set_window(hello.stream_window.max(Hello::default().stream_window));
+    }
+
+    fn wrote(&mut self, frame: Frame<'_>) {
+        match frame {
+            Frame::Item { id, len, .. } => self.flows.send(id, len),
+            Frame::Credit { id, bytes } => self.flows.give(id, bytes),
+            _ => {}
+        }
+    }
 
     fn frame(&mut self, frame: Frame<'_>) {
         match frame {
@@ -237,10 +268,14 @@ impl Reader for Requests {
                 let last = self.ids.last().copied().unwrap_or(CallId::CONNECTION);
                 assert!(last < request.id, "{} comes behind {last}", request.id);
                 self.ids.push(request.id);
-                self.unfinished.begin(request.id, request.more);
+                self.flows.asks(request.id, request.kind);
+                self.flows.body(request.id, request.body_len, request.body, request.more);
             }
-            Frame::Cont { id, more, .. } => self.unfinished.go_on(id, more),
-            Frame::Cancel { id } => assert!(self.ids.contains(&id), "{id} is cancelled and was never asked"),
+            Frame::Cont { id, more, part } => self.flows.part(id, part, more),
+            Frame::Item { id, more, len, part } => self.flows.item(id, len, part, more),
+            Frame::End { id } => self.flows.end(id),
+            Frame::Credit { id, bytes } => self.flows.credit(id, bytes),
+            Frame::Cancel { id } => self.flows.cancel(id),
             Frame::Ping(_) | Frame::Pong(_) | Frame::GoAway(_) => {}
             other => panic!("a client does not say {other:?}"),
         }

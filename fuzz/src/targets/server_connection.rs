@@ -1,14 +1,14 @@
 //! A server whose clients follow a script: whatever they say, read, leave out or cut off.
 //!
 //! - The server sends whole frames of its own kinds, none longer than its client takes, and never two
-//!   answers to one call, nor a part of one behind its end.
+//!   answers to one call, nor a part of one behind its end. Its items were paid for, and its credit is for items.
 //! - Nothing panics.
 //! - Once the clients are gone, so are the connections, calls, permits, buffers and tasks.
 
-use std::{collections::HashSet, time::Duration};
+use std::time::Duration;
 
-use rpc_codec::{Frame, Hello};
-use rpc_core::CallId;
+use rpc_codec::{CodecId, Frame, Hello};
+use rpc_core::{CallId, StatusCode};
 use sluicegate::{
     Server,
     limit::Rate,
@@ -20,12 +20,14 @@ use tokio::{
 };
 
 use crate::{
+    flow::Flows,
     frame,
-    pipe::{PATIENCE, Pipe, Reader, Unfinished},
+    pipe::{MAX_FRAME, PATIENCE, Pipe, Reader},
     porter::Porter,
     scene::{self, MAX_END, Scene, all_tasks_end},
     script::Script,
     service::{self, Probe},
+    streams,
 };
 
 pub(crate) fn check(data: &[u8]) {
@@ -83,7 +85,7 @@ impl Scene for Stage {
             }
         });
         let pipe = if settings & 128 != 0 { 100 } else { 64 * 1024 };
-        let server = builder.max_frame(64 * 1024).build().expect("the settings are good");
+        let server = builder.max_frame(MAX_FRAME).build().expect("the settings are good");
         let mut scene = Self { handle: server.handle(), server, probe, clients: Vec::new(), pipe };
         scene.connect();
         scene
@@ -146,6 +148,27 @@ impl Scene for Stage {
                 let cont = frame::cont(script, id);
                 client.write(script, cont).await;
             }
+            24..=26 => {
+                let (method, kind, codec, body) = streams::call(script);
+                let id = client.open();
+                let mut request = frame::request(script, id, method.id(), codec, &body);
+                frame::mark_kind(script, &mut request, kind);
+                client.write(script, request).await;
+            }
+            27 | 28 => {
+                let (id, codec) = (client.opened(script), script.pick(&[CodecId::BINCODE, CodecId::JSON]));
+                let item = frame::item(script, id, codec);
+                client.write(script, item).await;
+            }
+            29 => {
+                let id = client.opened(script);
+                client.write(script, frame::end(id)).await;
+            }
+            30 => {
+                let id = client.opened(script);
+                let credit = frame::credit(script, id);
+                client.write(script, credit).await;
+            }
             _ => {}
         }
     }
@@ -204,29 +227,40 @@ impl Client {
 /// Watches what a server says to one client.
 #[derive(Debug, Default)]
 struct Answers {
-    answered: HashSet<CallId>,
-    /// Those of them whose bodies go on.
-    unfinished: Unfinished,
+    /// The client's, once it has said it.
+    max_frame: Option<u32>,
+    flows: Flows,
 }
 
 impl Reader for Answers {
-    fn max_frame(&self, sent: &[u8]) -> u32 {
-        match Hello::decode(sent) {
-            Ok(Some((hello, _))) => hello.max_frame,
-            _ => Hello::default().max_frame,
-        }
+    fn max_frame(&self) -> u32 {
+        self.max_frame.unwrap_or(Hello::default().max_frame)
     }
 
-    fn hello(&mut self, _: &Hello) {}
+    fn wrote_hello(&mut self, hello: &Hello) {
+        self.max_frame = Some(hello.max_frame);
+        self.flows.set_window(hello.stream_window);
+    }
+
+    fn wrote(&mut self, frame: Frame<'_>) {
+        match frame {
+            Frame::Request(request) => self.flows.is_asked(request.id, request.kind),
+            Frame::Item { id, len, .. } => self.flows.send(id, len),
+            Frame::Credit { id, bytes } => self.flows.give(id, bytes),
+            _ => {}
+        }
+    }
 
     fn frame(&mut self, frame: Frame<'_>) {
         match frame {
             Frame::Response(response) => {
                 let _ = response.status().expect("the status is well formed");
-                assert!(self.answered.insert(response.id), "{} is answered twice", response.id);
-                self.unfinished.begin(response.id, response.more);
+                let failed = response.code != StatusCode::Ok;
+                self.flows.answer(response.id, failed, response.body_len, response.body, response.more);
             }
-            Frame::Cont { id, more, .. } => self.unfinished.go_on(id, more),
+            Frame::Cont { id, more, part } => self.flows.part(id, part, more),
+            Frame::Item { id, more, len, part } => self.flows.item(id, len, part, more),
+            Frame::Credit { id, bytes } => self.flows.credit(id, bytes),
             Frame::Ping(_) | Frame::Pong(_) | Frame::GoAway(_) => {}
             other => panic!("a server does not say {other:?}"),
         }
@@ -236,7 +270,8 @@ impl Reader for Answers {
 fn is_idle(snapshot: &Snapshot) -> bool {
     let calls = &snapshot.calls;
     let no_call = calls.held == 0 && calls.acquired == calls.released && snapshot.calls_parked == 0;
-    no_call && snapshot.connections == 0 && snapshot.buffered_bytes == 0
+    let no_stream = snapshot.streams == 0 && snapshot.stream_bytes == 0;
+    no_call && no_stream && snapshot.connections == 0 && snapshot.buffered_bytes == 0
 }
 
 const MAX_CLIENTS: usize = 3;

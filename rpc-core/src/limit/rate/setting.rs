@@ -244,16 +244,47 @@ mod tests {
         assert_eq!(period(10_000_000, 1), 1_600);
     }
 
+    /// Every rate that loses less than a thousandth; faster ones are rounded to whole ticks.
     #[test]
     fn a_rate_is_never_faster_than_asked_and_hardly_slower() {
         let whole = (0..=7).flat_map(|power| (1..100).map(move |n| n * 10_u64.pow(power)));
         for tokens in whole.filter(|tokens| *tokens <= 10_000_000) {
             for rate in [Rate::per_second(tokens as f64), Rate::per(tokens, Duration::from_secs(1))] {
-                let per_second = u128::from(rate.setting().unwrap().period) * u128::from(tokens);
-                assert!(per_second >= u128::from(SECOND), "{rate:?}");
-                assert!(per_second <= u128::from(SECOND + SECOND / 1_000), "{rate:?}");
+                check_rounding(rate, tokens, SECOND, SECOND / 1_000);
             }
         }
+    }
+
+    /// What counts in whole milliseconds refuses 60,000 in a minute, and lets 705 pass for 700.
+    #[test]
+    fn every_rate_per_minute_is_what_it_says() {
+        let step = if std::env::var("SLUICEGATE_SIEGE").is_ok_and(|size| size == "full") { 1 } else { 23 };
+        for tokens in (1..=1_000_000).step_by(step) {
+            check_rounding(Rate::per(tokens, Duration::from_secs(60)), tokens, 60 * SECOND, 60 * SECOND / 1_000);
+        }
+    }
+
+    #[test]
+    fn a_rate_of_any_magnitude_is_kept_or_refused_and_never_off() {
+        for power in 0..64 {
+            for tokens in [(1_u64 << power) - 1, 1 << power, (1 << power) + 1] {
+                for rate in [Rate::per_second(tokens as f64), Rate::per(tokens, Duration::from_secs(1))] {
+                    match rate.check() {
+                        // Up to one tick for each.
+                        Ok(()) => check_rounding(rate, tokens, SECOND, tokens + SECOND / 1_000),
+                        Err(RateError::ZeroRate) => assert_eq!(tokens, 0),
+                        Err(RateError::TooFast { .. }) => assert!(tokens > 1_000_000_000, "{rate:?}"),
+                        Err(error) => panic!("{rate:?}: {error}"),
+                    }
+                }
+            }
+        }
+    }
+
+    /// `tokens` of this rate take `exact` ticks, and at most `slack` more.
+    fn check_rounding(rate: Rate, tokens: u64, exact: u64, slack: u64) {
+        let took = u128::from(rate.setting().unwrap().period) * u128::from(tokens);
+        assert!((u128::from(exact)..=u128::from(exact + slack)).contains(&took), "{rate:?}: {took} for {exact}");
     }
 
     proptest! {
