@@ -38,10 +38,19 @@ pub(crate) enum Manner {
 /// So many times in the long form, which `SLUICEGATE_SIEGE=full` asks for; else an eighth of them, or a
 /// thirty-second where this run repeats what plain transports have shown.
 pub(crate) fn times(many: u64) -> u64 {
-    if env::var("SLUICEGATE_SIEGE").is_ok_and(|size| size == "full") {
-        return many;
-    }
-    if Manner::of_this_run() == Manner::Plain { (many / 8).max(1) } else { (many / 32).max(1) }
+    times_in(many, many / 8)
+}
+
+/// As [`times`], where an eighth would still be too much: `few` times in the short form, a quarter of that over
+/// unkind transports.
+pub(crate) fn times_in(many: u64, few: u64) -> u64 {
+    let short = if Manner::of_this_run() == Manner::Plain { few } else { few / 4 };
+    if is_full() { many } else { short.max(1) }
+}
+
+/// Whether this run is of the long form, whose figures are asserted.
+pub(crate) fn is_full() -> bool {
+    env::var("SLUICEGATE_SIEGE").is_ok_and(|size| size == "full")
 }
 
 impl Manner {
