@@ -395,7 +395,7 @@ async fn of_nine_endless_streams_one_is_refused_until_another_ends_in_whichever_
         // The one that ends has a connection of its own.
         let mut network = Breakable::new(&server);
         let ending: FeedClient = network.client.service();
-        let client = server.client();
+        let client = server.client_builder().stream_window(1_000).build();
         let feed: FeedClient = client.service();
         let mut open = Vec::new();
         for _ in 1..LIMIT {

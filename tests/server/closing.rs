@@ -28,7 +28,7 @@ use crate::support::{
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-const GRACE: Duration = Duration::from_secs(7);
+const GRACE: Duration = Duration::from_secs(2);
 
 /// How long a connection may take to say goodbye: a second to write it, a second to linger.
 const FAREWELL: Duration = Duration::from_millis(2_100);

@@ -38,7 +38,7 @@ async fn insist(client: Client, elsewhere: Client, n: u64, turns: u64) -> bool {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_crosses_the_farewell_is_executed_once_and_a_long_reply_is_seen_through() {
     let (mut random, mut moved, mut stayed) = (Random::seeded(63), 0, 0);
-    let rounds = times_in(10_000 / CALLS, 40);
+    let rounds = times_in(10_000 / CALLS, 24);
     for _ in 0..rounds {
         let [leaving, other] = [(); 2].map(|()| Harness::new().unless(Manner::OneByte, "megabytes go by"));
         let (client, elsewhere) = (leaving.client(), other.client());
