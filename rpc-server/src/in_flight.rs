@@ -384,7 +384,7 @@ mod tests {
                         let due: Vec<_> = model.extract_if(.., |_, expiry| is_due(expiry)).map(|(id, _)| id).collect();
                         assert_eq!(expired, due, "seed {seed}");
                         gone.extend(due);
-                        assert_eq!(calls.next_expiry(), model.values().flatten().min().copied(), "seed {seed}");
+                        assert!(calls.next_expiry().is_none_or(|next| next > now), "seed {seed}: it would spin");
                     }
                 }
                 let first = model.values().flatten().min();
