@@ -15,7 +15,7 @@ use std::{
 use hdrhistogram::Histogram;
 use rpc_codec::{Decoded, Frame, FrameDecoder, Hello, patch_id};
 use rpc_core::{CallId, Executed};
-use sluicegate::{Client, StatusCode};
+use sluicegate::{CallError, Client, StatusCode};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     runtime,
@@ -138,31 +138,40 @@ async fn what_is_refused_is_told_at_once_for_less_than_an_echo_and_who_was_admit
     let server = Server::start("far above").await;
     let echo = Req::new(1, method::ECHO, ("hi",)).bytes();
     let cpu = server.cpu();
-    let echoes = besiegers.run(offer(server.address, a_second, echo, time / 6)).await;
+    let echoes = besiegers.run(offer(server.address, a_second, echo.clone(), time / 6)).await;
     // It is counted in hundredths of a second.
     let echo_cost = (server.cpu() - cpu).max(0.01) / echoes.calls() as f64 * 1e9;
     assert!(echoes.refused.is_empty(), "{} echoes were refused", echoes.refused.len());
     server.shut_down().await;
 
+    // What the same call costs when it is refused, because eight others sleep.
     let mut server = Server::start("eight").await;
+    let sleepers = sleep_for_ever(&server, 8);
+    server.until("eight sleep", |figures| figures.of("held") == 8).await;
+    let cpu = server.cpu();
+    let refused = besiegers.run(offer(server.address, a_second, echo, time / 6)).await;
+    let cost = (server.cpu() - cpu) / refused.calls() as f64 * 1e9;
+    assert!(refused.served.is_empty(), "{} were served", refused.served.len());
+    drop(sleepers);
+    server.until_idle().await;
+
     let calm = besiegers.run(offer(server.address, 200, sleeping(), size(300 * MS, 10 * SECOND))).await;
     // Fills all that may be filled.
     besiegers.run(offer(server.address, a_second, sleeping(), time / 30)).await;
-    let (before, cpu, began) = (server.memory(), server.cpu(), Instant::now());
+    let (before, began) = (server.memory(), Instant::now());
     server.forget_peak();
     let offered = besiegers.run(offer(server.address, a_second, sleeping(), time)).await;
-    let (cpu, elapsed) = (server.cpu() - cpu, began.elapsed());
-    let cost = cpu / offered.calls() as f64 * 1e9;
+    let elapsed = began.elapsed();
     let [served, calm] = [&offered.served, &calm.served].map(|times| times.value_at_quantile(0.99) as f64 / 1e3);
     let refusal = offered.refused.value_at_quantile(0.99) as f64 / 1e3;
     println!(
-        "    {} served, {} refused, {:.0} a second; {cost:.0} ns of CPU for each, {echo_cost:.0} ns for an echo",
+        "    {} served, {} refused, {:.0} a second; a refusal costs {cost:.0} ns of CPU, an echo {echo_cost:.0} ns",
         offered.served.len(),
         offered.refused.len(),
         offered.calls() as f64 / elapsed.as_secs_f64()
     );
     figure("p99 of refusals", refusal, "ms", 5.0);
-    figure("CPU of a call, nearly all refused, against an echo", cost / echo_cost, "times", 1.0);
+    figure("CPU of a refusal against that of an echo", cost / echo_cost, "times", 1.0);
     figure("p99 of those admitted, against calm", served / calm, "times", 1.5);
     figure("peak above warm", server.peak() - before, "MiB", 16.0);
     figure("memory above warm, or below", (server.memory() - before).abs(), "MiB", 16.0);
@@ -171,6 +180,12 @@ async fn what_is_refused_is_told_at_once_for_less_than_an_echo_and_who_was_admit
     assert!(figures.of("most_held") <= 8 && figures.of("refused_global") > 0, "{figures:?}");
     server.until_idle().await;
     server.shut_down().await;
+}
+
+/// Calls that end when they are dropped.
+fn sleep_for_ever(server: &Server, calls: usize) -> JoinSet<Result<u64, CallError>> {
+    let client = Client::new(server.address.to_string());
+    (0..calls).map(|_| client.call::<_, u64>(method::SLEEP, (3_600_000_u64,))).collect()
 }
 
 const CLIENT: &str = "SLUICEGATE_TEST_SIEGE_CLIENT";
