@@ -337,7 +337,8 @@ impl ServerBuilder {
         self
     }
 
-    /// How long running calls may go on when the server is shut down. Default: 30 s.
+    /// How long running calls may go on when the server is shut down. Whatever they and their peers do, the shutdown
+    /// ends a second later at the latest. Default: 30 s.
     pub fn drain_grace(mut self, grace: Duration) -> Self {
         self.config.drain_grace = grace;
         self

@@ -84,6 +84,8 @@ pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     pub(crate) life: Life,
     /// When the calls that still run are cut off, and what they are told.
     pub(crate) cut_off: Option<(Instant, &'static str)>,
+    /// When it is gone at the latest, once a shutdown has cut them off.
+    pub(crate) gone_by: Option<Instant>,
     pub(crate) read_closed: bool,
     pub(crate) woken: Vec<Key>,
     /// Whether answers of woken calls have been gathered for one turn.
@@ -196,6 +198,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             allowance: Allowance::new(server.config.control_frame_rate),
             life: Life::new(&server.config, now, fastrand::f64()),
             cut_off: None,
+            gone_by: None,
             read_closed: false,
             woken: Vec::new(),
             gathered: false,

@@ -97,7 +97,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             }
             self.end_pending(key, Some(&Status::unavailable(told).with_executed(Executed::Maybe)));
         }
-        self.close(CLOSE_WHEN_STOPPING);
+        if shutdown {
+            self.gone_by.get_or_insert_with(|| clock::now() + CLOSE_WHEN_STOPPING);
+        }
+        self.close(if shutdown { CLOSE_WHEN_STOPPING } else { CLOSE_WHEN_BROKEN });
     }
 
     fn go_away(&mut self, reason: GoAwayReason, message: &str) {
@@ -115,8 +118,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(crate) fn close(&mut self, within: Duration) {
         let by = clock::now() + within.min(FOREVER);
         match &mut self.state {
-            State::Closing { until } => *until = by.min(*until),
-            State::Lingering { .. } => {}
+            State::Closing { until } | State::Lingering { until, .. } => *until = by.min(*until),
             State::Handshake { .. } | State::Open => {
                 self.state = State::Closing { until: by };
                 // Nothing is read any more.
@@ -164,7 +166,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     if self.read_closed {
                         return Ok(true);
                     }
-                    self.state = State::Lingering { until: now + LINGER_TIME, left: LINGER_BYTES };
+                    let until = now + LINGER_TIME;
+                    let until = self.gone_by.map_or(until, |gone_by| until.min(gone_by));
+                    self.state = State::Lingering { until, left: LINGER_BYTES };
                 }
                 State::Lingering { until, .. } if *until <= now => return Ok(true),
                 State::Lingering { left, .. } => return Ok(discard(&mut self.io, left, cx)),
@@ -261,7 +265,9 @@ pub(crate) const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 pub(crate) const CLOSE_WHEN_BROKEN: Duration = Duration::from_secs(1);
 /// What calls are told that a shutdown cuts off.
 const SHUTTING_DOWN: &str = "the server is shutting down";
-const CLOSE_WHEN_STOPPING: Duration = Duration::from_secs(1);
+/// How long a connection lasts whose calls a shutdown has cut off, its farewell and its lingering together: less
+/// than the shutdown waits for it.
+const CLOSE_WHEN_STOPPING: Duration = Duration::from_millis(900);
 /// What is looked at within so much of its time was not held up by us.
 const PUNCTUAL: Duration = Duration::from_millis(10);
 /// What a peer gets at most for the time in which we were busy.

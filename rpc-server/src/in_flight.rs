@@ -369,7 +369,7 @@ impl std::fmt::Debug for Place {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::atomic::AtomicU64, time::Duration};
+    use std::{collections::BTreeMap, sync::atomic::AtomicU64, time::Duration};
 
     use super::*;
 
@@ -394,5 +394,56 @@ mod tests {
         assert_eq!(calls.next_expiry(), None);
         assert_eq!(calls.key_of(CallId::new(2, 0)), None);
         assert_eq!(calls.len(), 2);
+    }
+
+    #[test]
+    fn whatever_comes_and_goes_calls_expire_as_in_a_sorted_list() {
+        let (start, tick) = (Instant::now(), Duration::from_millis(1));
+        for seed in 0..200 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut calls = InFlight::new(None, Share::of(&Arc::new(AtomicU64::new(0))));
+            let mut model: BTreeMap<CallId, Option<Instant>> = BTreeMap::new();
+            let (mut now, mut gone) = (start, vec![CallId::new(0, 0)]);
+            for sequence in 1..300 {
+                match random.u8(..8) {
+                    // Also several in one tick, and some that have expired already.
+                    0..=3 => {
+                        let expiry = (random.u8(..4) > 0).then(|| start + tick * random.u32(..60));
+                        let deadline = expiry.map_or(Deadline::NONE, Deadline::at);
+                        let (id, place) = (CallId::new(sequence, 0), Place::Slot(0));
+                        let key = calls.next_key();
+                        let call = Pending { id, method: 0, received: now, began: now, deadline, place, stream: None };
+                        assert_eq!(calls.insert(call), key);
+                        model.insert(id, expiry);
+                    }
+                    4 | 5 if !model.is_empty() => {
+                        let id = *model.keys().nth(random.usize(..model.len())).unwrap();
+                        let key = calls.key_of(id).unwrap();
+                        assert_eq!(calls.remove(key).map(|call| call.id), Some(id));
+                        model.remove(&id);
+                        gone.push(id);
+                    }
+                    // An old name does not find whoever has the place now.
+                    6 => assert_eq!(calls.key_of(gone[random.usize(..gone.len())]), None),
+                    _ => {
+                        now += tick * random.u32(..5);
+                        let mut expired: Vec<_> =
+                            calls.expired(now).into_iter().map(|key| calls.remove(key).unwrap().id).collect();
+                        expired.sort_unstable();
+                        let is_due = |expiry: &Option<Instant>| expiry.is_some_and(|expiry| expiry <= now);
+                        let due: Vec<_> = model.extract_if(.., |_, expiry| is_due(expiry)).map(|(id, _)| id).collect();
+                        assert_eq!(expired, due, "seed {seed}");
+                        gone.extend(due);
+                        assert!(calls.next_expiry().is_none_or(|next| next > now), "seed {seed}: it would spin");
+                    }
+                }
+                let first = model.values().flatten().min();
+                assert!(
+                    first.is_none_or(|first| calls.next_expiry().is_some_and(|next| next <= *first)),
+                    "seed {seed}"
+                );
+                assert_eq!((calls.len(), calls.is_empty()), (model.len(), model.is_empty()));
+            }
+        }
     }
 }

@@ -20,6 +20,7 @@
 mod accept;
 mod allowance;
 mod batch;
+mod bind;
 mod blocking;
 mod body;
 mod budgets;

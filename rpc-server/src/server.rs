@@ -26,6 +26,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     accept::{Listener, accept_all},
+    bind::bind,
     clock::Reading,
     config::Config,
     connection::Connection,
@@ -59,6 +60,8 @@ impl Server {
     }
 
     /// Listens on `address`.
+    /// Up to 1,024 peers wait in the system's queue until they are accepted, or as many as the system allows (on
+    /// Linux `net.core.somaxconn`). With [`Self::listen`] they are as many as the listener has.
     ///
     /// # Errors
     ///
@@ -66,7 +69,7 @@ impl Server {
     pub async fn bind(&self, address: impl ToSocketAddrs + fmt::Display) -> Result<BoundServer, BindError> {
         let text = address.to_string();
         let error = |source| BindError { address: text.clone(), source };
-        let listener = TcpListener::bind(address).await.map_err(error)?;
+        let listener = bind(address).await.map_err(error)?;
         self.listen(listener).map_err(error)
     }
 
@@ -236,8 +239,9 @@ impl ServerHandle {
         self.core.enter_phase(Phase::Stopping);
     }
 
-    /// Shuts down and waits until every connection is gone, the grace period included. Of several who
-    /// wait, the first to be ready is told which calls were cut off.
+    /// Shuts down and waits until every connection is gone: for the grace period, and for a second behind it at
+    /// most, whatever peers and services do. Of several who wait, the first to be ready is told which calls were
+    /// cut off.
     ///
     /// # Cancel safety
     ///
@@ -617,7 +621,7 @@ impl Drop for Registered<'_> {
 
 /// How long a server that is leaving goes on accepting, so that what waits in its listener is told so.
 const BACKLOG_TIME: Duration = Duration::from_millis(5);
-/// How long connections get to say goodbye when the grace period is over.
-const STOP_TIME: Duration = Duration::from_secs(3);
+/// How long connections get to say goodbye when the grace period is over: a little more than they take.
+const STOP_TIME: Duration = Duration::from_secs(1);
 /// Peers that are being told that there are too many of them.
 const MAX_TURNED_AWAY: u64 = 64;

@@ -1,11 +1,13 @@
 //! Long bodies let others pass: short calls wait for little of them, and they take turns.
 
-use futures::future::join_all;
+use std::time::Duration;
+
+use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
 use hdrhistogram::Histogram;
 use rpc_codec::PART_LEN;
 use rpc_core::CallId;
 use sluicegate::{Bytes, Client};
-use tokio::task::yield_now;
+use tokio::{task::yield_now, time::Instant};
 
 use crate::support::{
     Harness, Req, assert_idle_soon,
@@ -13,6 +15,7 @@ use crate::support::{
     method,
     parts::{CONT, REQUEST, RESPONSE, frames, response_opening, response_part, untouched},
     raw::response,
+    shims::times_in,
     within,
 };
 
@@ -162,4 +165,32 @@ async fn long_calls_both_ways_through_a_narrow_pipe_end() {
         drop(client);
         harness.assert_idle().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_calls_that_begin_at_once_on_one_connection_all_end_and_none_waits_for_the_clock() {
+    let calls = times_in(5_000, 100);
+    let harness = serve(|builder| {
+        let builder = builder.body_budget(u64::MAX / 2).body_budget_per_connection(u64::MAX / 2);
+        builder.max_concurrent_calls_per_connection(64).write_high_water(64 * KIB)
+    });
+    let harness = harness.plain("megabytes go by");
+    let client = harness.client_through(4 * KIB).build();
+    let calls = (0..calls).map(|n| {
+        let body = Bytes::from(vec![n as u8; 100 * KIB]);
+        let call = client.call_bytes(if n % 2 == 0 { method::BYTES } else { method::BYTES_SPAWNED }, body.clone());
+        async move { call.await.unwrap() == body }
+    });
+    // Whoever waits for something else than the other end would let the time go on.
+    let began = Instant::now();
+    let mut last = began;
+    let mut ending: FuturesUnordered<_> = calls.collect();
+    while let Some(whole) = ending.next().await {
+        let gap = last.elapsed();
+        assert!(whole && gap <= Duration::from_millis(100), "nothing came for {gap:?}");
+        last = Instant::now();
+    }
+    drop(ending);
+    drop(client);
+    harness.assert_idle().await;
 }

@@ -16,6 +16,7 @@ use crate::support::{
     method,
     parts::CONT,
     raw::hello_with,
+    shims::{is_full, times_in},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -98,20 +99,72 @@ async fn a_peer_that_goes_in_the_middle_of_a_long_reply_leaves_nothing() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_reply_of_32_mib_gives_its_permit_back_once_and_in_time_whatever_its_reader_does() {
+    const STALL: Duration = Duration::from_secs(5);
+    let harness = Harness::with(|builder| huge(builder).write_timeout(STALL)).plain("gigabytes go by");
+    let mut buffer = vec![0; 256 * 1024];
+    let rounds = times_in(1_000, 2);
+    for _ in 0..rounds {
+        let asks = Req::new(1, method::LARGE, (32 * MIB as u32,)).bytes();
+        let stalled = async || {
+            let mut wire = wire(&harness, 1 << 20).await;
+            wire.send(&asks).await;
+            harness.until_held(1).await;
+            sleep(STALL / 2).await;
+            assert_eq!(harness.snapshot().calls.held, 1, "it waits for its reader");
+            wire
+        };
+        // Reads all of it. What is behind the body shows that it was the last byte.
+        let mut reads = stalled().await;
+        let piece = reads.piece().await;
+        let mut left = piece.body_len() - piece.body.len();
+        while left > 0 {
+            left -= reads.piece().await.body.len();
+        }
+        let last = Instant::now();
+        until_given_back(&harness).await;
+        assert!(last.elapsed() <= 10 * MS, "{:?}", last.elapsed());
+        drop(reads);
+        harness.assert_idle().await;
+        // Never reads.
+        let began = Instant::now();
+        let never = stalled().await;
+        sleep(STALL / 2 - 20 * MS).await;
+        harness.until("it is cut", |harness| harness.snapshot().connections == 0).await;
+        let cut = began.elapsed();
+        assert!(cut >= STALL * 4 / 5 && cut <= STALL * 6 / 5, "{cut:?}");
+        assert_eq!(harness.snapshot().calls.held, 0);
+        drop(never);
+        // Is gone, in the middle of what it read.
+        let mut gone = stalled().await;
+        gone.io.read_exact(&mut buffer).await.unwrap();
+        let left = Instant::now();
+        drop(gone);
+        until_given_back(&harness).await;
+        assert!(left.elapsed() <= 100 * MS, "{:?}", left.elapsed());
+        harness.assert_idle().await;
+    }
+    let calls = harness.snapshot().calls;
+    assert_eq!((calls.acquired, calls.released, calls.high_water), (3 * rounds, 3 * rounds, 1));
+}
+
 #[tokio::test]
 async fn a_socket_that_is_reset_in_the_middle_of_a_long_reply_leaves_nothing() {
     let harness = serve_huge().plain("it is the kernel that resets");
     let sockets = harness.sockets().await;
-    for _ in 0..5 {
+    for _ in 0..times_in(1_000, 5) {
         let mut socket = TcpStream::connect(sockets.address).await.unwrap();
         let mut bytes = hello_with(|hello| hello.max_message = u32::MAX);
-        bytes.extend(Req::new(1, method::LARGE, (64 * MIB as u32,)).bytes());
+        bytes.extend(Req::new(1, method::LARGE, (32 * MIB as u32,)).bytes());
         socket.write_all(&bytes).await.unwrap();
         socket.read_exact(&mut vec![0; 100_000]).await.unwrap();
         assert_eq!(harness.snapshot().calls.held, 1);
         // With bytes that were not read, the kernel resets.
+        let reset = std::time::Instant::now();
         drop(socket);
         assert_idle_soon(&harness.handle).await;
+        assert!(!is_full() || reset.elapsed() <= 100 * MS, "{:?}", reset.elapsed());
     }
     sockets.shut_down().await;
 }

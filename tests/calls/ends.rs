@@ -6,7 +6,10 @@ use rpc_codec::CodecId;
 use sluicegate::{CallError, Executed, StatusCode, client::Method};
 use tokio::{io::AsyncReadExt, time::sleep};
 
-use crate::support::{self, Got, Harness, Req, method, no_call_runs, shims::Manner};
+use crate::support::{
+    self, Got, Harness, Req, method, no_call_runs,
+    shims::{Manner, times_in},
+};
 
 const MS: Duration = Duration::from_millis(1);
 /// Longer than any pipe here, shorter than a frame may be.
@@ -134,21 +137,24 @@ async fn a_call_cancelled_in_the_same_read_owes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_crosses_the_answer_is_ignored_and_gives_no_permit_back_twice() {
-    let harness = Harness::with(|builder| builder.max_concurrent_calls(2));
+    // In virtual time they would be a flood.
+    let harness = Harness::with(|builder| builder.max_concurrent_calls(2).control_frame_rate(None));
     let mut peer = harness.peer().await;
-    for id in 1..=200 {
+    let calls = times_in(100_000, 400);
+    for id in 1..=calls {
         let request = Req::new(id, method::ECHO, (id.to_string(),)).bytes();
         peer.send(&[request, support::raw::cancel(id)].concat()).await;
         assert_eq!(peer.reply::<String>(id).await, id.to_string());
         harness.until_flushed(0).await;
     }
-    harness.until("the last cancel has come", |harness| harness.snapshot().frames_ignored == 200).await;
+    harness.until("the last cancel has come", |harness| harness.snapshot().frames_ignored == calls).await;
     let snapshot = harness.snapshot();
-    assert_eq!((snapshot.calls.acquired, snapshot.calls.released, snapshot.frames_ignored), (200, 200, 200));
-    for id in 201..=203 {
+    assert_eq!((snapshot.calls.acquired, snapshot.calls.released, snapshot.frames_ignored), (calls, calls, calls));
+    assert!(snapshot.calls.high_water <= 2, "{snapshot:?}");
+    for id in calls + 1..=calls + 3 {
         peer.send(&Req::new(id, method::GATE, (id,)).bytes()).await;
     }
-    let (status, _) = peer.answer(203).await;
+    let (status, _) = peer.answer(calls + 3).await;
     assert_eq!(status.code(), StatusCode::ResourceExhausted, "the limit is still two");
     harness.probe.open_gate();
     for _ in 0..2 {

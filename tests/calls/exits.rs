@@ -1,20 +1,20 @@
 //! Every way in which a call can fail after somebody has counted it, a thousand times: the figures
 //! are exact afterwards.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sluicegate::{
     Executed, Status, StatusCode,
     client::Method,
     server::{Call, CallInfo, Decision, Handler, MethodOptions, Outbound, Service, ServiceMethods},
 };
-use tokio::{io::AsyncWriteExt, net::TcpStream};
+use tokio::{io::AsyncWriteExt, net::TcpStream, task::yield_now};
 
 use crate::support::{
     Got, Harness, RawClient, Req, assert_idle_soon, method, no_call_runs,
     probe::{PANIC_TEXT, silence_wanted_panics},
     raw::{cancel, hello},
-    shims::times,
+    shims::{is_full, times},
     within,
 };
 
@@ -83,8 +83,13 @@ async fn calls_whose_connection_is_reset_leave_nothing_behind() {
             sockets.push(socket);
         }
         harness.until_running(50).await;
+        let reset = Instant::now();
         for socket in sockets {
             socket.set_zero_linger().unwrap();
+        }
+        while harness.probe.running() > 0 {
+            yield_now().await;
+            assert!(!is_full() || reset.elapsed() <= Duration::from_millis(100), "{:?}", reset.elapsed());
         }
         assert_idle_soon(&harness.handle).await;
     }

@@ -9,7 +9,7 @@ use sluicegate::{
 };
 use tokio::time::advance;
 
-use crate::support::{Harness, Probe, method};
+use crate::support::{Harness, Probe, method, shims::times};
 
 async fn is_served(client: &Client) -> bool {
     client.call::<_, String>(method::ECHO, ("hi".to_owned(),)).await.is_ok()
@@ -65,17 +65,24 @@ async fn a_limit_raised_lets_more_in_at_once_and_none_at_all_is_no_limit() {
 async fn a_limit_turned_on_while_calls_run_counts_those_that_do() {
     let harness = Harness::new();
     let client = harness.client();
-    for n in 0..100 {
+    for n in 0..times(1_000) {
         assert!(is_served(&client).await);
         let failed = client.call::<_, ()>(method::FAIL, (n.to_string(),)).await.unwrap_err();
         assert_eq!(failed.code(), StatusCode::NotFound);
         harness.until_flushed(0).await;
         assert_eq!(harness.snapshot().calls.held, 0);
     }
-    let calls: Vec<_> = (0..4).map(|_| tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)))).collect();
-    harness.until_running(4).await;
+    // Two that run before there is a limit count in it, and exactly two more are let in.
+    let gate = || tokio::spawn(client.call::<_, u64>(method::GATE, (1_u64,)));
+    let mut calls = vec![gate(), gate()];
+    harness.until_running(2).await;
     harness.handle.set_max_concurrent_calls(Some(4)).unwrap();
-    assert!(!is_served(&client).await);
+    calls.extend([gate(), gate()]);
+    harness.until_running(4).await;
+    for _ in 0..times(100) {
+        assert!(!is_served(&client).await);
+    }
+    assert_eq!((harness.snapshot().calls.held, harness.probe.running()), (4, 4));
     harness.probe.open_gate();
     for call in calls {
         call.await.unwrap().unwrap();

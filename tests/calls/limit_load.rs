@@ -9,12 +9,14 @@ use std::{
     time::Duration,
 };
 
-use sluicegate::{Executed, StatusCode, limit::Rate, server::ServerHandle};
+use fastrand::Rng;
+use futures::FutureExt;
+use sluicegate::{Client, Executed, StatusCode, limit::Rate, server::ServerHandle};
+use tokio::task::yield_now;
 
-use crate::support::{Harness, assert_idle_soon, method, within};
+use crate::support::{Harness, assert_idle_soon, method, probe::silence_wanted_panics, shims::times_in, within};
 
-const CLIENTS: u64 = 16;
-const CALLS: u64 = 64;
+const CLIENTS: u64 = 64;
 
 /// Looks at the gauges all the time, from a thread of its own.
 struct Watcher {
@@ -40,27 +42,32 @@ impl Watcher {
         Self { stop, thread }
     }
 
-    fn finish(self) {
+    /// How many samples there were; all of them were right.
+    fn finish(self) -> u64 {
         self.stop.store(true, SeqCst);
-        assert!(self.thread.join().expect("every sample is right") > 0);
+        let samples = self.thread.join().expect("every sample is right");
+        assert!(samples > 0);
+        samples
     }
 }
 
 /// All calls of all clients at once, against a limit; some are given up on the way.
 async fn never_more_than(limit: u64) {
+    // A million calls of 64 pipelines of 256.
+    let (pipeline, rounds) = (times_in(256, 16), times_in(62, 4));
     let harness = Harness::with(|builder| builder.max_concurrent_calls(limit));
     let (sockets, handle) = (harness.sockets().await, harness.handle.clone());
     let watcher = Watcher::new(handle.clone(), limit);
     let clients: Vec<_> = (0..CLIENTS).map(|_| sockets.client()).collect();
-    let calls: Vec<_> = (0..CALLS)
-        .flat_map(|n| clients.iter().zip((0..).map(move |client| client * CALLS + n)))
+    let calls: Vec<_> = (0..pipeline)
+        .flat_map(|n| clients.iter().zip((0..).map(move |client| client * pipeline + n)))
         .map(|(client, nonce)| {
             let method = if nonce % 4 == 0 { method::NONCE_SPAWNED } else { method::NONCE };
             let client = client.clone();
             tokio::spawn(async move {
                 let (mut served, mut refused) = (0, 0);
-                for pending in 0..4_u32 {
-                    match client.call::<_, u64>(method, (nonce, pending)).await {
+                for round in 0..rounds {
+                    match client.call::<_, u64>(method, (nonce, (round % 4) as u32)).await {
                         Ok(answer) => {
                             assert_eq!(answer, nonce);
                             served += 1;
@@ -80,10 +87,10 @@ async fn never_more_than(limit: u64) {
         .collect();
     let (mut served, mut refused) = (0, 0);
     for call in calls {
-        let (ok, no) = within(call).await.unwrap();
+        let (ok, no) = call.await.unwrap();
         (served, refused) = (served + ok, refused + no);
     }
-    assert_eq!(served + refused, CLIENTS * CALLS * 4);
+    assert_eq!(served + refused, CLIENTS * pipeline * rounds);
     assert_eq!((harness.probe.finished() as u64, harness.refused("global")), (served, refused));
     assert!(harness.probe.high_water() as u64 <= limit, "{} ran at once", harness.probe.high_water());
     watcher.finish();
@@ -106,6 +113,97 @@ async fn never_more_than_eight_run() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn never_more_than_sixty_four_run() {
     never_more_than(64).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn never_more_than_three_run_of_calls_that_take_their_time_at_clones_of_one_server() {
+    const LIMIT: u64 = 3;
+    let harness = Harness::with(|builder| builder.max_concurrent_calls(LIMIT));
+    let clones = [harness.sockets().await, harness.clone().sockets().await];
+    let watcher = Watcher::new(harness.handle.clone(), LIMIT);
+    let clients: Vec<_> = (0..10)
+        .map(|n| {
+            let client = clones[n % 2].client();
+            tokio::spawn(async move {
+                let mut served = 0_u64;
+                for _ in 0..times_in(10_000, 100) {
+                    match client.call::<_, u64>(method::SLEEP, (1_u64,)).await {
+                        Ok(_) => served += 1,
+                        Err(error) => assert_eq!(error.executed(), Executed::Never, "{error:?}"),
+                    }
+                }
+                served
+            })
+        })
+        .collect();
+    let mut served = 0;
+    for client in clients {
+        served += client.await.unwrap();
+    }
+    watcher.finish();
+    let most = harness.probe.high_water() as u64;
+    assert!(most <= LIMIT, "{most} ran at once");
+    assert_eq!((harness.probe.finished() as u64, harness.snapshot().calls.acquired), (served, served));
+    // One server they are, and shut down as one.
+    for sockets in clones {
+        sockets.shut_down().await;
+    }
+    assert_idle_soon(&harness.handle).await;
+}
+
+/// Calls that end by themselves, panic, expire, are given up, or lose their connection, in any order.
+async fn everything_at_once(client: Client, mut random: Rng) {
+    for _ in 0..times_in(400, 40) {
+        let timeout = Duration::from_micros(random.u64(..2_000));
+        let (n, after) = (random.u64(..2), random.u8(..4));
+        let call = match random.u8(..5) {
+            0 => tokio::spawn(client.call::<_, u64>(method::GATE, (n,)).timeout(timeout).map(drop)),
+            1 => tokio::spawn(client.call::<_, u64>(method::GATE_SPAWNED, (n,)).timeout(timeout).map(drop)),
+            2 => tokio::spawn(client.call::<_, u64>(method::SLEEP, (n,)).timeout(timeout).map(drop)),
+            3 => tokio::spawn(client.call::<_, ()>(method::PANIC_LATER, ()).timeout(timeout).map(drop)),
+            _ => tokio::spawn(client.call::<_, u64>(method::NONCE_SPAWNED, (n, 3_u32)).timeout(timeout).map(drop)),
+        };
+        for _ in 0..after {
+            yield_now().await;
+        }
+        if random.bool() {
+            call.abort();
+        }
+        // The others end while the next ones begin.
+        if random.u8(..4) > 0 {
+            let _ = call.await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_sample_is_above_the_limit_whichever_ways_of_ending_meet_in_a_call() {
+    const LIMIT: u64 = 8;
+    silence_wanted_panics();
+    let (wanted, mut samples, mut seed) = (times_in(10_000_000, 1), 0, 0);
+    while samples < wanted {
+        let harness = Harness::with(|builder| builder.max_concurrent_calls(LIMIT).drain_grace(Duration::ZERO));
+        let (sockets, watcher) = (harness.sockets().await, Watcher::new(harness.handle.clone(), LIMIT));
+        let callers: Vec<_> = (0..8)
+            .map(|_| {
+                seed += 1;
+                tokio::spawn(everything_at_once(sockets.client(), Rng::with_seed(seed)))
+            })
+            .collect();
+        for (n, caller) in callers.into_iter().enumerate() {
+            // The last ones meet the end of the server.
+            if n < 6 {
+                caller.await.unwrap();
+            } else {
+                harness.handle.stop();
+            }
+        }
+        within(sockets.stop()).await.unwrap();
+        assert_idle_soon(&harness.handle).await;
+        assert_eq!(harness.probe.running(), 0);
+        samples += watcher.finish();
+    }
+    println!("{samples} samples of {wanted}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

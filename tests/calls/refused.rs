@@ -1,9 +1,15 @@
 //! Calls that cannot be: each is told why, was never executed, and costs the connection nothing.
 
 use rpc_codec::CodecId;
+use rpc_core::MethodId;
 use sluicegate::{CallError, Executed, StatusCode, client::Method};
 
-use crate::support::{Got, Harness, Req, method, no_call_runs, raw::frame};
+use crate::support::{
+    Got, Harness, Req, method, no_call_runs,
+    raw::frame,
+    shims::{is_full, times_in},
+    traces::Traces,
+};
 
 const REQUEST: u8 = 2;
 
@@ -125,10 +131,12 @@ async fn arguments_that_cannot_be_decoded_are_invalid_and_the_service_is_not_cal
 
 #[tokio::test(start_paused = true)]
 async fn bad_calls_between_good_ones_spoil_none_of_them() {
+    let logged = Traces::default();
+    let _listening = tracing::subscriber::set_default(logged.clone());
     let harness = Harness::with(|builder| builder.max_concurrent_calls(4));
     let mut peer = harness.peer().await;
     let mut id = 0;
-    for _ in 0..200 {
+    for _ in 0..times_in(5_000, 200) {
         let mut bytes = Vec::new();
         let mut next = |request: fn(u64) -> Vec<u8>| {
             id += 1;
@@ -153,6 +161,97 @@ async fn bad_calls_between_good_ones_spoil_none_of_them() {
     }
     peer.part().await;
     harness.assert_idle().await;
+    assert_eq!(logged.troubles(), 0, "what costs a call is told its caller, and not our user");
+}
+
+/// Sends requests until all are answered; each is refused with `code` for `reason`, and none reaches the service.
+async fn all_refused(requests: impl Iterator<Item = Req>, code: StatusCode, reason: Option<&str>) {
+    let harness = Harness::new();
+    let mut peer = harness.peer().await;
+    let mut count = 0;
+    for request in requests {
+        count += 1;
+        let request = request.with_id(count);
+        peer.send(&request.bytes()).await;
+        let (status, _) = peer.answer(count).await;
+        let what = format!("{:?}: {status:?}", request.head);
+        assert_eq!((status.code(), status.executed()), (code, Executed::Never), "{what}");
+        if let Some(reason) = reason {
+            assert_eq!(&*status.error_info().expect("a reason").reason, reason, "{what}");
+        }
+    }
+    assert!(count > 0);
+    assert_eq!((harness.probe.started(), harness.snapshot().protocol_errors), (0, 0));
+    peer.part().await;
+    harness.assert_idle().await;
+}
+
+/// Methods that exist: all in the long form, else one of each kind.
+fn methods() -> Vec<Method> {
+    let few = [method::ECHO, method::GATE_SPAWNED, method::BYTES];
+    if is_full() { method::ALL.iter().copied().filter(|&m| m != method::UNKNOWN).collect() } else { few.to_vec() }
+}
+
+fn takes_bytes(method: Method) -> bool {
+    method == method::BYTES || method == method::BYTES_SPAWNED
+}
+
+/// A body that nobody can decode: whoever tries says something else.
+fn undecodable(method: Method) -> Req {
+    Req::new(1, method, ()).body(*b"\xff\xff\xff")
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_other_codec_or_compression_makes_any_method_decode_a_body() {
+    let codecs = methods().into_iter().flat_map(|method| {
+        let others = (0..=u8::MAX).map(CodecId::from_wire).filter(move |codec| match takes_bytes(method) {
+            true => *codec != CodecId::BYTES,
+            false => *codec == CodecId::BYTES || !CodecId::supported().contains(codec),
+        });
+        others.map(move |codec| undecodable(method).head(|head| head.codec = codec))
+    });
+    all_refused(codecs, StatusCode::Unimplemented, Some("UNSUPPORTED_CODEC")).await;
+    let compressions = methods().into_iter().flat_map(|method| {
+        let codec = if takes_bytes(method) { CodecId::BYTES } else { CodecId::BINCODE };
+        let one =
+            move |compression| undecodable(method).head(|head| (head.codec, head.compression) = (codec, compression));
+        (1..=u8::MAX).map(one)
+    });
+    all_refused(compressions, StatusCode::Unimplemented, Some("UNSUPPORTED_COMPRESSION")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_of_methods_choose_among_those_that_are_registered_and_nothing_else() {
+    let known: Vec<_> = method::ALL.iter().map(|method| method.id()).collect();
+    // Neighbours of each, and what a table may be indexed by.
+    let near = known.iter().flat_map(|id| (0..64).map(|bit| MethodId::from_wire(id.to_wire() ^ 1 << bit)));
+    let few = (0..100).chain(u64::MAX - 100..=u64::MAX).map(MethodId::from_wire);
+    let others: Vec<_> = near.chain(few).filter(|id| !known.contains(id)).collect();
+    let one_in = others.len() / times_in(others.len() as u64, 500) as usize;
+    let requests = others.into_iter().step_by(one_in).map(|id| undecodable(method::ECHO).head(|head| head.method = id));
+    all_refused(requests, StatusCode::Unimplemented, Some("UNKNOWN_METHOD")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn arguments_of_another_method_are_invalid_for_every_one() {
+    let texts = [method::ECHO, method::FAIL, method::ECHO_SPAWNED, method::FAIL_SPAWNED];
+    let numbers = [method::SLEEP, method::GATE, method::SPIN, method::BLOCK, method::GATE_SPAWNED];
+    let pairs = [method::NONCE, method::NONCE_SPAWNED, method::BUDGET];
+    let nothing = [method::CONTEXT, method::HOLD, method::WATCHED, method::PANIC_LATER, method::HOLD_SPAWNED];
+    let text = || Req::new(1, method::UNKNOWN, ("hi",)).body;
+    let number = || Req::new(1, method::UNKNOWN, (7_u64,)).body;
+    let pair = || Req::new(1, method::UNKNOWN, (7_u64, 8_u32)).body;
+    let swapped = [
+        (&texts[..], [number(), pair(), Vec::new()]),
+        (&numbers, [text(), pair(), Vec::new()]),
+        (&pairs, [text(), number(), Vec::new()]),
+        (&nothing, [text(), number(), pair()]),
+    ];
+    let requests = swapped.into_iter().flat_map(|(methods, bodies)| {
+        let each = move |&method| bodies.clone().map(|body| Req::new(1, method, ()).body(body));
+        methods.iter().flat_map(each).collect::<Vec<_>>()
+    });
+    all_refused(requests, StatusCode::InvalidArgument, None).await;
 }
 
 #[tokio::test(start_paused = true)]

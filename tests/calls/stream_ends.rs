@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep};
 use crate::support::{
     feed::{FeedClient, FeedServer},
     probe::silence_wanted_panics,
+    shims::times_in,
     until_client_idle, within,
 };
 
@@ -240,7 +241,15 @@ async fn a_lost_connection_ends_both_ends_of_every_stream() {
     assert_eq!(items.message().await.unwrap(), None);
     server.until_running(0).await;
     until_client_idle(&network.client).await;
-    drop((items, numbers, up, down, feed));
+    // The permits serve the next ones, by a new connection.
+    let mut next = Vec::new();
+    for _ in 0..3 {
+        let mut items = feed.stall(1).open().await.unwrap();
+        assert_eq!(items.message().await.unwrap(), Some(0));
+        next.push(items);
+    }
+    assert_eq!(feed.hello("you".to_owned()).await.unwrap_err().code(), StatusCode::ResourceExhausted);
+    drop((next, items, numbers, up, down, feed));
     drop(network);
     server.assert_idle().await;
 }
@@ -376,4 +385,59 @@ async fn a_call_of_another_kind_costs_that_call() {
     assert_eq!(error.to_string(), "unimplemented: the method is a client stream (never executed)");
     drop((items, chat));
     assert_back(&server, client, feed).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_nine_endless_streams_one_is_refused_until_another_ends_in_whichever_way() {
+    const LIMIT: usize = 8;
+    let server = FeedServer::with(|builder| builder.max_concurrent_calls(LIMIT as u64));
+    for how in ["completion", "cancel", "error", "deadline", "connection"].repeat(times_in(2_000, 2) as usize) {
+        // The one that ends has a connection of its own.
+        let mut network = Breakable::new(&server);
+        let ending: FeedClient = network.client.service();
+        let client = server.client_builder().stream_window(1_000).build();
+        let feed: FeedClient = client.service();
+        let mut open = Vec::new();
+        for _ in 1..LIMIT {
+            let mut items = feed.count_sent(u64::MAX).open().await.unwrap();
+            assert_eq!(items.message().await.unwrap(), Some(0));
+            open.push(items);
+        }
+        let (mut numbers, sum) = match how {
+            "completion" => ending.sum_first(1).open().await.unwrap(),
+            "deadline" => ending.sum_first(1).timeout(50 * MS).open().await.unwrap(),
+            _ => ending.sum(0).open().await.unwrap(),
+        };
+        server.until_running(LIMIT).await;
+        let refused = feed.count(1).message().await.unwrap_err();
+        assert_eq!((refused.code(), refused.executed()), (StatusCode::ResourceExhausted, Executed::Never), "{how}");
+        let ended = Instant::now();
+        match how {
+            "completion" => {
+                numbers.send(7).await.unwrap();
+                assert_eq!(sum.await.unwrap(), 7);
+            }
+            "cancel" => drop(sum),
+            "error" => {
+                drop(numbers);
+                assert!(matches!(sum.await.unwrap_err(), CallError::SinkDropped { .. }));
+            }
+            "deadline" => assert_eq!(sum.await.unwrap_err().code(), StatusCode::DeadlineExceeded),
+            _ => {
+                network.cut().await;
+                assert!(sum.await.is_err());
+            }
+        }
+        server.until("its permit is back", |server| server.snapshot().calls.held == LIMIT as u64 - 1).await;
+        let most = if how == "deadline" { 100 * MS } else { 50 * MS };
+        assert!(ended.elapsed() <= most, "{how}: {:?}", ended.elapsed());
+        let mut ninth = feed.count_sent(u64::MAX).open().await.unwrap();
+        assert_eq!(ninth.message().await.unwrap(), Some(0), "{how}");
+        assert_eq!(server.snapshot().calls.held, LIMIT as u64);
+        assert_eq!(feed.count(1).message().await.unwrap_err().code(), StatusCode::ResourceExhausted, "{how}");
+        drop((open, ninth, feed, client, ending, network));
+        server.until("all are gone", |server| server.snapshot().connections == 0).await;
+    }
+    server.assert_idle().await;
+    assert_eq!(server.snapshot().calls.high_water, LIMIT as u64);
 }

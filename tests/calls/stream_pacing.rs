@@ -11,6 +11,7 @@ use tokio::{
 
 use crate::support::{
     feed::{FeedClient, FeedServer},
+    shims::times_in,
     until_client_idle, within,
 };
 
@@ -247,12 +248,12 @@ async fn nothing_is_lost_or_doubled_when_waiting_for_an_item_is_given_up() {
     let client = server.client();
     let feed: FeedClient = client.service();
     let (mut up, mut down) = feed.echo().open().await.unwrap();
-    let (mut sent, mut got) = (0_u32, 0_u32);
-    while got < 20_000 {
+    let (mut sent, mut got, items) = (0_u32, 0_u32, times_in(1_000_000, 20_000) as u32);
+    while got < items {
         tokio::select! {
             biased;
             () = yield_now(), if fastrand::bool() => {}
-            ready = up.ready(), if sent < 20_000 => {
+            ready = up.ready(), if sent < items => {
                 ready.unwrap();
                 up.send(sent.to_be_bytes().to_vec().into()).await.unwrap();
                 sent += 1;

@@ -25,7 +25,10 @@ use tower::{
     util::BoxCloneSyncService,
 };
 
-use crate::support::feed::{FeedClient, FeedService, Feeder};
+use crate::support::{
+    feed::{FeedClient, FeedService, Feeder},
+    shims::times_in,
+};
 
 #[sluicegate::service(package = "test")]
 trait Greeter {
@@ -116,6 +119,28 @@ async fn a_service_within_layers_is_served_as_before_in_every_codec() {
     }
     let calls = 4 * sluicegate::CodecId::supported().len();
     assert_eq!((outer.0.load(SeqCst), inner.0.load(SeqCst)), (calls, calls));
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_whose_layer_gives_their_futures_up_are_told_at_once_and_leave_nothing() {
+    let layer = ServiceBuilder::new().layer(TimeoutLayer::new(Duration::from_millis(10))).into_inner();
+    let server = in_memory(Layered::new(GreeterServer::new(Polite), layer));
+    let greeter: GreeterClient = server.client().service();
+    let rounds = times_in(100_000 / 8, 25);
+    for _ in 0..rounds {
+        let began = tokio::time::Instant::now();
+        let calls = (0..8).map(|_| greeter.forever().timeout(Duration::from_secs(60)));
+        for outcome in futures::future::join_all(calls).await {
+            assert_eq!(code(outcome), StatusCode::Internal);
+        }
+        let told = began.elapsed();
+        assert!(told <= Duration::from_millis(10 + 100), "{told:?}");
+        let snapshot = server.handle().snapshot();
+        assert_eq!((snapshot.calls_parked, snapshot.calls.held), (0, 0));
+    }
+    assert_eq!(server.handle().snapshot().calls.acquired, 8 * rounds);
+    drop(greeter);
     server.assert_idle().await;
 }
 

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::support::{
     self, Got, Harness, assert_idle_soon, method,
     scripted::{first_call, scripted},
+    shims::times_in,
     until_client_idle,
 };
 
@@ -42,17 +43,26 @@ async fn a_client_connects_when_there_is_a_call_and_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_calls_at_once_on_a_cold_client_connect_once() {
+async fn any_number_of_calls_at_once_on_a_cold_client_connect_once() {
     let harness = Harness::new();
     let client = harness.client();
-    let calls: Vec<_> =
-        (0..1_000_u64).map(|n| tokio::spawn(client.call::<_, u64>(method::NONCE, (n, 1_u32)))).collect();
+    let many = times_in(10_000, 2_000);
+    let calls: Vec<_> = (0..many).map(|n| tokio::spawn(client.call::<_, u64>(method::NONCE, (n, 1_u32)))).collect();
     for (n, call) in (0..).zip(calls) {
         assert_eq!(call.await.unwrap().unwrap(), n);
     }
-    assert_eq!((harness.network.attempts(), harness.probe.finished()), (1, 1_000));
+    assert_eq!((harness.network.attempts(), harness.probe.finished() as u64), (1, many));
     drop(client);
     harness.assert_idle().await;
+    // An attempt that fails wakes all of them.
+    harness.network.set_down(true);
+    let client = harness.client();
+    let calls: Vec<_> = (0..many).map(|n| tokio::spawn(client.call::<_, u64>(method::NONCE, (n, 1_u32)))).collect();
+    for call in calls {
+        let error = support::within(call).await.unwrap().unwrap_err();
+        assert!(matches!(error, CallError::Connect { .. }), "{error:?}");
+    }
+    assert_eq!(harness.network.attempts(), 2);
 }
 
 #[tokio::test(start_paused = true)]

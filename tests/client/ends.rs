@@ -1,16 +1,23 @@
 //! Calls and clients that end at awkward moments: nothing hangs, and nothing goes on without them.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
-use rpc_codec::GoAwayReason;
-use sluicegate::{CallError, Client, StatusCode};
+use rpc_codec::{Decoded, Frame, FrameDecoder, GoAwayReason, Hello, encode_go_away};
+use sluicegate::{CallError, Client, Executed, StatusCode};
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
     task::yield_now,
     time::{Instant, sleep},
 };
 
 use crate::support::{
     Got, Harness, method,
+    raw::{hello, response},
     scripted::{first_call, scripted, scripted_with},
     shims::{Manner, times_in},
     until_client_idle, within,
@@ -202,4 +209,80 @@ async fn the_end_of_an_idle_connection_is_noticed_without_a_call() {
     sleep(MS).await;
     let snapshot = client.snapshot();
     assert!(!snapshot.connected && snapshot.is_idle() && snapshot.lost_connections == 0, "{snapshot:?}");
+}
+
+/// The sockets of this process that lead to `address`, and how many of them wait for nothing but to be closed.
+#[cfg(target_os = "linux")]
+fn sockets_to(address: std::net::SocketAddrV4) -> (usize, usize) {
+    const CLOSE_WAIT: &str = "08";
+    let remote = format!("{:08X}:{:04X}", u32::from_le_bytes(address.ip().octets()), address.port());
+    let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let (mut open, mut waiting) = (0, 0);
+    for line in table.lines() {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        // Those without an inode are the kernel's alone.
+        if fields[2] == remote && fields[9] != "0" {
+            open += 1;
+            waiting += usize::from(fields[3] == CLOSE_WAIT);
+        }
+    }
+    (open, waiting)
+}
+
+/// Answers one call, says goodbye in the same write, and closes.
+#[cfg(target_os = "linux")]
+async fn answer_once(mut socket: TcpStream) {
+    let (mut read, mut greeted) = (Vec::new(), None);
+    let id = loop {
+        // A client that is idle may leave without a call.
+        if socket.read_buf(&mut read).await.is_ok_and(|n| n > 0) {
+            greeted = greeted.or_else(|| Hello::decode(&read).unwrap().map(|(_, len)| len));
+            let decoded = greeted.map(|len| FrameDecoder::new(1 << 16).decode(&read[len..]).unwrap());
+            if let Some(Decoded::Frame { frame: Frame::Request(request), .. }) = decoded {
+                break request.id;
+            }
+        } else {
+            return;
+        }
+    };
+    let mut bytes = [hello(), response(id, &7_u64)].concat();
+    encode_go_away(&mut bytes, id, GoAwayReason::Drain, "one each");
+    socket.write_all(&bytes).await.unwrap();
+    let _ = socket.shutdown().await;
+    let _ = socket.read_to_end(&mut read).await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_server_that_closes_after_each_answer_leaves_no_socket_of_the_clients_behind() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!("no such address was asked for") };
+    let serving = tokio::spawn(async move {
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            tokio::spawn(answer_once(socket));
+        }
+    });
+    // Every connection is followed by another, and each would wait a while for the sake of other clients.
+    let client = Client::builder(address.to_string()).backoff(MS / 10, MS).build();
+    for n in 0..times_in(10_000, 200) {
+        match within(client.call::<_, u64>(method::GATE, (1_u64,))).await {
+            Ok(answer) => assert_eq!(answer, 7),
+            // It was sent between the answer and the farewell.
+            Err(error) => assert_eq!(error.executed(), Executed::Never, "{error:?}"),
+        }
+        if n % 40 == 0 {
+            let (open, _) = sockets_to(address);
+            assert!(open <= 2, "{open} sockets at call {n}");
+        }
+    }
+    until_client_idle(&client).await;
+    within(async {
+        while sockets_to(address).1 > 0 {
+            yield_now().await;
+        }
+    })
+    .await;
+    drop(client);
+    serving.abort();
 }

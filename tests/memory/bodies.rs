@@ -5,7 +5,10 @@ use std::time::Duration;
 use futures::poll;
 use rpc_codec::PART_LEN;
 use sluicegate::{Bytes, Executed};
-use tokio::{task::yield_now, time::sleep};
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep},
+};
 
 use crate::{
     counting::LIVE,
@@ -13,7 +16,7 @@ use crate::{
         Req,
         bodies::{KIB, MIB, connected, is_alive, serve, wire},
         method,
-        parts::{opening, part, response_opening, response_part, untouched},
+        parts::{GO_AWAY, opening, part, response_opening, response_part, untouched},
         raw::{Got, hello_with},
         scripted::scripted_with,
         shims::Manner,
@@ -44,6 +47,40 @@ async fn memory_grows_with_what_a_client_has_sent_and_not_with_what_it_claims() 
         let each = (LIVE.get() - before) / PEERS as i64;
         assert!(each <= 16 * KIB as i64, "{what}: {each} bytes for each connection, both ends and the pipe");
         assert_eq!(harness.snapshot().connections, PEERS as u64 + 1);
+        drop(peers);
+        harness.assert_idle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lengths_beyond_the_limit_are_told_at_once_and_nothing_is_reserved_for_them() {
+    const PEERS: usize = 1_000;
+    let max_frame = 256 * KIB as u32;
+    for claimed in [max_frame + 1, 1 << 31, u32::MAX] {
+        let harness = serve(|builder| builder);
+        let mut peers = Vec::with_capacity(PEERS);
+        for _ in 0..PEERS {
+            peers.push(wire(&harness, 4 * KIB).await);
+        }
+        // What the first needs, all may share.
+        let mut told = 0;
+        let mut before = LIVE.get();
+        for peer in &mut peers {
+            let sent = Instant::now();
+            peer.send(&[&claimed.to_be_bytes()[..], &[7; 100]].concat()).await;
+            let farewell = peer.piece().await;
+            assert_eq!(farewell.kind, GO_AWAY, "{claimed}");
+            let text = String::from_utf8_lossy(&farewell.head);
+            assert!(text.contains(&claimed.to_string()) && text.contains(&max_frame.to_string()), "{text}");
+            assert!(peer.next().await.is_none() && sent.elapsed() <= SECOND / 20, "{:?}", sent.elapsed());
+            told += 1;
+            if told == 1 {
+                before = LIVE.get();
+            }
+        }
+        let each = (LIVE.get() - before) / PEERS as i64;
+        assert!(each <= KIB as i64, "{claimed}: {each} bytes for each, its peer's buffer included");
+        assert_eq!(harness.snapshot().protocol_errors, PEERS as u64);
         drop(peers);
         harness.assert_idle().await;
     }

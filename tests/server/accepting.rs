@@ -12,15 +12,22 @@ use std::{
     time::Duration,
 };
 
-use sluicegate::{Client, server::Listener};
+use rpc_codec::{GoAwayReason, encode_go_away};
+use rpc_core::CallId;
+use sluicegate::{Client, StatusCode, server::Listener};
 use tokio::{
-    io::{AsyncWriteExt, DuplexStream},
-    net::TcpStream,
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
+    net::{TcpSocket, TcpStream},
     sync::mpsc,
     time::{Instant, sleep},
 };
 
-use crate::support::{Harness, RawClient, Req, assert_idle_soon, method, shims::times_in, within};
+use crate::support::{
+    Harness, RawClient, Req, assert_idle_soon, method,
+    raw::{cancel, frame, hello, responses_in},
+    shims::{is_full, times_in},
+    within,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -132,6 +139,67 @@ async fn junk_and_resets_at_full_speed_do_not_stop_a_server() {
     within(serving).await.unwrap();
 }
 
+/// Styles in which a connection ends.
+const STYLES: u64 = 8;
+
+/// Connects, is served where the style has it, and goes in the `n`th way.
+async fn come_and_go(address: SocketAddr, n: u64) {
+    let socket = TcpSocket::new_v4().unwrap();
+    // Ports whose connections have ended in peace are not free for a while.
+    socket.bind(([127, 0, 1 + (n / 20_000) as u8, 1], 0).into()).unwrap();
+    let mut socket = socket.connect(address).await.unwrap();
+    let echo = [hello(), Req::new(1, method::ECHO, ("hi",)).bytes()].concat();
+    let mut farewell = Vec::new();
+    encode_go_away(&mut farewell, CallId::CONNECTION, GoAwayReason::Drain, "");
+    let said = match n % STYLES {
+        // In peace; the end without a farewell; a reset behind an answer, and in the middle of a call.
+        0 => [echo, farewell].concat(),
+        1 | 2 => echo,
+        3 => [hello(), Req::new(1, method::GATE, (1_u64,)).bytes()].concat(),
+        // Handshakes that fail, and one that is cut short.
+        4 => b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        5 => hello()[..20].to_vec(),
+        // Errors of the protocol.
+        6 => [echo, frame(0x2a, 0, 0, &[], &[])].concat(),
+        _ => [echo, cancel(99)].concat(),
+    };
+    socket.write_all(&said).await.unwrap();
+    if matches!(n % STYLES, 0 | 1 | 5) {
+        socket.shutdown().await.unwrap();
+    }
+    if matches!(n % STYLES, 2 | 3) {
+        // It has been accepted when it is greeted.
+        let mut first = [0; 16];
+        socket.read_exact(&mut first).await.unwrap();
+        assert_eq!(first[4], 1, "no HELLO came");
+        socket.set_zero_linger().unwrap();
+        return;
+    }
+    let mut told = Vec::new();
+    within(socket.read_to_end(&mut told)).await.unwrap();
+    let refusal = b"too many connections";
+    assert!(!told.windows(refusal.len()).any(|part| part == refusal), "style {} was refused", n % STYLES);
+    if matches!(n % STYLES, 0 | 6 | 7) {
+        assert_eq!(responses_in(&told), [(1, StatusCode::Ok)], "style {}", n % STYLES);
+    }
+}
+
+#[tokio::test]
+async fn connections_that_come_and_go_in_any_way_never_use_up_the_room_of_three() {
+    let harness = Harness::with(|builder| builder.max_connections(3));
+    let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
+    let address = bound.local_addr();
+    let serving = tokio::spawn(bound.serve());
+    for n in 0..times_in(100_000, 400) {
+        come_and_go(address, n).await;
+    }
+    let snapshot = harness.snapshot();
+    assert!(snapshot.calls.high_water <= 3, "{snapshot:?}");
+    assert_idle_soon(&harness.handle).await;
+    harness.handle.shutdown();
+    within(serving).await.unwrap();
+}
+
 /// With a process of its own, whose descriptors are few.
 #[cfg(target_os = "linux")]
 mod descriptors {
@@ -171,7 +239,7 @@ mod descriptors {
         runtime.block_on(async {
             let mut holders = Vec::new();
             // More than it can accept, not more than the system keeps for it.
-            for _ in 0..120 {
+            for _ in 0..200 {
                 holders.push(TcpStream::connect(server.address).await.unwrap());
             }
             // It has met the shortage when it has no descriptor left.
@@ -187,19 +255,13 @@ mod descriptors {
             assert!(used < 0.05, "{:.0} % of a core while it waits", used * 100.0);
             drop(holders);
             let left = std::time::Instant::now();
-            let client = Client::new(server.address.to_string());
-            let echo: String = within(async {
-                loop {
-                    let call = client.call(method::ECHO, ("hi".to_owned(),)).timeout(SECOND);
-                    match call.await {
-                        Ok(echo) => return echo,
-                        Err(_) => sleep(Duration::from_millis(10)).await,
-                    }
-                }
-            })
-            .await;
+            // It is in the queue behind the holders, and waits as they did.
+            let client = Client::builder(server.address.to_string()).connect_timeout(10 * SECOND).build();
+            let echo: String = within(client.call(method::ECHO, ("hi".to_owned(),))).await.unwrap();
             println!("{:.1} % of a core, back after {:?}", used * 100.0, left.elapsed());
-            assert!(echo == "hi" && left.elapsed() < Duration::from_secs(5), "{:?}", left.elapsed());
+            // The test in virtual time has the pause itself; here the machine may have other work.
+            let back = left.elapsed() <= 11 * SECOND / 10;
+            assert!(echo == "hi" && (back || !is_full()), "{:?}", left.elapsed());
         });
         assert!(server.child.try_wait().unwrap().is_none(), "it has exited");
     }

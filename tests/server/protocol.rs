@@ -2,18 +2,23 @@
 
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
-use rpc_codec::{GoAwayReason, encode_ping};
+use rpc_codec::{GoAwayReason, encode_go_away, encode_ping};
 use rpc_core::CallId;
 use sluicegate::StatusCode;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{Instant, sleep},
+};
 
 use crate::support::{
-    Got, Harness, RawClient, Req,
+    Got, Harness, RawClient, Req, assert_idle_soon,
     harness::PIPE,
     method, no_call_runs,
-    raw::{Flood, cancel, frame, hello, hello_with, response},
-    shims::{Manner, Withholding},
+    raw::{Flood, cancel, frame, hello, hello_with, response, responses_in},
+    shims::{Manner, Withholding, times_in},
     traces::Traces,
+    within,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -39,6 +44,8 @@ async fn whoever_breaks_the_protocol_is_told_how_and_its_calls_are_cancelled() {
         ("a head longer than its frame", [0, 0, 0, 12, 9, 0, 0, 9].to_vec(), "9 bytes"),
     ];
     for (what, bytes, names) in cases {
+        let logged = Traces::default();
+        let _listening = tracing::subscriber::set_default(logged.clone());
         let harness = Harness::new();
         let mut peer = harness.peer().await;
         peer.send(
@@ -62,6 +69,7 @@ async fn whoever_breaks_the_protocol_is_told_how_and_its_calls_are_cancelled() {
         drop(peer);
         harness.assert_idle().await;
         assert!(began.elapsed() < 50 * MS, "{what}: {:?}", began.elapsed());
+        assert_eq!(logged.troubles(), 1, "{what}");
     }
 }
 
@@ -243,6 +251,30 @@ async fn the_end_of_the_stream_behind_a_go_away_lets_calls_finish_and_be_answere
     let answers = rest.iter().filter(|got| matches!(got, Got::Response { code: StatusCode::Ok, .. })).count();
     assert_eq!((answers, rest.len()), (200, 200));
     harness.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_socket_whose_write_side_ends_behind_a_go_away_gets_every_answer() {
+    const CALLS: u64 = 1_000;
+    let harness = Harness::new();
+    let sockets = harness.sockets().await;
+    let methods = [method::NONCE, method::NONCE_SPAWNED];
+    let mut said: Vec<_> = hello();
+    said.extend((1..=CALLS).flat_map(|id| Req::new(id, methods[id as usize % 2], (id, (id % 4) as u32)).bytes()));
+    encode_go_away(&mut said, CallId::CONNECTION, GoAwayReason::Drain, "bye");
+    for _ in 0..times_in(20, 1) {
+        let mut socket = TcpStream::connect(sockets.address).await.unwrap();
+        socket.write_all(&said).await.unwrap();
+        socket.shutdown().await.unwrap();
+        let mut told = Vec::new();
+        within(socket.read_to_end(&mut told)).await.unwrap();
+        let mut answers = responses_in(&told);
+        answers.sort_unstable_by_key(|(id, _)| *id);
+        assert!(answers.iter().map(|(id, _)| *id).eq(1..=CALLS), "{} answers", answers.len());
+        assert!(answers.iter().all(|(_, code)| *code == StatusCode::Ok), "{answers:?}");
+    }
+    sockets.shut_down().await;
+    assert_idle_soon(&harness.handle).await;
 }
 
 #[tokio::test(start_paused = true)]

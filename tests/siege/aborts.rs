@@ -1,6 +1,6 @@
 //! Connections that are aborted wherever they are.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{env, net::SocketAddr, time::Duration};
 
 use fastrand::Rng;
 use sluicegate::Client;
@@ -16,7 +16,7 @@ use crate::{
 async fn connections_aborted_at_any_byte_cost_no_permit_and_give_none_away() {
     const WAVE: u64 = 500;
     let (_turn, besiegers) = (TURN.lock().await, Besiegers::gather());
-    let (seeds, waves) = size((1, 1), (20, 20));
+    let (seeds, waves) = (seeds(), size(1, 20));
     let mut server = Server::start("aborts").await;
     println!("\n{seeds} times {} connections aborted", waves * WAVE);
     let mut net = 0;
@@ -44,6 +44,14 @@ async fn connections_aborted_at_any_byte_cost_no_permit_and_give_none_away() {
     assert!(!is_full() || refused > 0, "the limit was never reached");
     admits_as_many_as_its_limit(&mut server).await;
     assert!(server.shut_down().await.is_empty());
+}
+
+/// Twenty in a siege of full size, or as many as are asked for.
+fn seeds() -> u64 {
+    match env::var("SLUICEGATE_SIEGE_SEEDS") {
+        Ok(seeds) => seeds.parse().expect("a number of seeds"),
+        Err(_) => size(1, 20),
+    }
 }
 
 /// Connections that are all aborted, each somewhere else.

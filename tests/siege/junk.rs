@@ -6,14 +6,20 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
+    time::Instant,
 };
 
 use fastrand::Rng;
-use rpc_codec::{Decoded, FrameDecoder, Hello};
-use tokio::{io::AsyncWriteExt, task::JoinSet, time::timeout};
+use rpc_codec::{Decoded, Frame, FrameDecoder, Hello};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 use crate::{
-    FOR_EVER, TURN,
+    FOR_EVER, MS, SECOND, TURN,
     kit::{Besiegers, Polite, Server, connect_from, figure, latencies, size},
     support::raw::hello,
 };
@@ -85,6 +91,46 @@ async fn talk_junk(server: SocketAddr, random: &mut Rng) -> u64 {
             return sent;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peers_of_another_protocol_that_stay_are_told_so_once_and_keep_nobody_busy() {
+    let (_turn, besiegers) = (TURN.lock().await, Besiegers::gather());
+    let peers = size(50, 1_000_u64);
+    println!("\n{peers} peers that begin with bytes that are no greeting, and stay");
+    let mut server = Server::start("strangers").await;
+    let address = server.address;
+    let all = async move {
+        let mut strangers = JoinSet::new();
+        for n in 0..peers {
+            strangers.spawn(be_a_stranger(address, 200 + (n / 500) as u16));
+        }
+        // They have been told when they are joined, and still have their sockets.
+        strangers.join_all().await
+    };
+    let strangers = besiegers.run(all).await;
+    let (cpu, began) = (server.cpu(), Instant::now());
+    sleep(size(MS * 300, SECOND * 3)).await;
+    let busy = (server.cpu() - cpu) / began.elapsed().as_secs_f64() * 100.0;
+    figure("a core is busy with those who stay", busy, "%", 5.0);
+    server.until_idle().await;
+    assert_eq!(server.figures().await.of("protocol_errors"), peers);
+    drop(strangers);
+    server.shut_down().await;
+}
+
+/// Speaks another protocol, and is told so once.
+async fn be_a_stranger(server: SocketAddr, net: u16) -> TcpStream {
+    let mut socket = connect_from(net, server, None).await;
+    socket.write_all(&[0; 64]).await.expect("the server reads");
+    let mut told = Vec::new();
+    let read = async { while socket.read_buf(&mut told).await.is_ok_and(|read| read > 0) {} };
+    timeout(FOR_EVER, read).await.expect("it is not told");
+    let Ok(Decoded::Frame { frame: Frame::GoAway(_), len }) = FrameDecoder::new(1 << 16).decode(&told) else {
+        panic!("{told:?} is no farewell")
+    };
+    assert_eq!(told.len(), len, "it was told more than once");
+    socket
 }
 
 #[test]

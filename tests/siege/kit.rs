@@ -33,12 +33,14 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
-use crate::support::{Harness, Probe, method};
+use crate::support::{
+    Harness, Probe,
+    feed::{FeedService, Feeder},
+    method,
+};
 
 /// Whether the sieges have their full sizes, which want an optimised build and some minutes.
-pub(crate) fn is_full() -> bool {
-    env::var("SLUICEGATE_SIEGE").is_ok_and(|size| size == "full")
-}
+pub(crate) use crate::support::shims::is_full;
 
 /// One of two sizes.
 pub(crate) fn size<T>(small: T, full: T) -> T {
@@ -236,8 +238,8 @@ pub(crate) fn serve_if_child(configure: impl FnOnce(&str, ServerBuilder) -> Serv
     }
     let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let ledger = Ledger::default();
-        let harness = Harness::with(|builder| configure(&siege, builder.service(ledger.clone())));
+        let (ledger, feed) = (Ledger::default(), FeedService::new(Feeder::default()));
+        let harness = Harness::with(|builder| configure(&siege, builder.service(ledger.clone()).service(feed)));
         let bound = harness.server.listen(listener(address.parse().unwrap())).unwrap();
         // Behind whatever the test runner has written in front of it.
         println!("\naddress {}", bound.local_addr());

@@ -1,8 +1,8 @@
-//! Sieges over real sockets: a thousand who never read, five thousand who dribble, floods, junk, and
-//! servers that are restarted under load. Whatever peers do costs them, and nobody else.
+//! Sieges over real sockets: a thousand who never read, five thousand who dribble, floods, junk, more calls than
+//! there is room for, and servers that are restarted under load. Whatever peers do costs them, and nobody else.
 //!
 //! They are small, and measure little, unless `SLUICEGATE_SIEGE=full` asks for the sizes that the
-//! figures are about; that takes some minutes, optimised:
+//! figures are about; that takes a quarter of an hour, optimised:
 //!
 //! ```sh
 //! SLUICEGATE_SIEGE=full cargo test --release --test siege -- --nocapture
@@ -18,6 +18,7 @@ mod aborts;
 mod floods;
 mod junk;
 mod kit;
+mod overload;
 mod restarts;
 mod slow;
 
@@ -54,6 +55,9 @@ fn configure(siege: &str, builder: ServerBuilder) -> ServerBuilder {
             builder.first_byte_timeout(time).handshake_timeout(time).frame_timeout(time)
         }
         "cancels" => builder.max_concurrent_calls(LIMIT).max_concurrent_calls_per_connection(LIMIT / 2),
+        "eight" => builder.max_concurrent_calls(8),
+        "two hundred" => builder.max_concurrent_calls(200),
+        "far above" => builder.max_concurrent_calls(1_000_000),
         "unbounded floods" => builder.control_frame_rate(None),
         _ => builder,
     }

@@ -30,6 +30,9 @@ pub(crate) mod method {
     macro_rules! methods {
         ($($constant:ident $name:literal,)*) => {
             $(pub(crate) const $constant: Method = Method::new(super::SERVICE, $name);)*
+
+            /// All of them, also the one that is not.
+            pub(crate) const ALL: &[Method] = &[$($constant),*];
         };
     }
 

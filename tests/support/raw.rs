@@ -351,6 +351,19 @@ pub(crate) fn response<R: Serialize>(id: CallId, reply: &R) -> Vec<u8> {
     out
 }
 
+/// The id and code of every RESPONSE among frames that follow a HELLO, up to the first that is not whole.
+pub(crate) fn responses_in(bytes: &[u8]) -> Vec<(u64, StatusCode)> {
+    let (_, mut at) = Hello::decode(bytes).expect("it is greeted first").expect("the whole HELLO is there");
+    let (decoder, mut found) = (FrameDecoder::new(1 << 24), Vec::new());
+    while let Decoded::Frame { frame, len } = decoder.decode(&bytes[at..]).expect("the frames are well formed") {
+        at += len;
+        if let Frame::Response(response) = frame {
+            found.push((response.id.sequence(), response.code));
+        }
+    }
+    found
+}
+
 /// As long as can be.
 pub(crate) const ANY: SendBounds = SendBounds { max_frame: u32::MAX, max_message: u32::MAX };
 
@@ -425,6 +438,11 @@ impl Req {
     pub(crate) fn head(mut self, change: impl FnOnce(&mut RequestHead)) -> Self {
         change(&mut self.head);
         self
+    }
+
+    /// With another id.
+    pub(crate) fn with_id(self, id: u64) -> Self {
+        Self { id, ..self }
     }
 
     /// Changes the body.

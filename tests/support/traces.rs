@@ -7,7 +7,7 @@ use std::{
 };
 
 use tracing::{
-    Event, Metadata, Subscriber,
+    Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
     span::{Attributes, Id, Record},
 };
@@ -23,6 +23,8 @@ pub(crate) struct Traces(Arc<Mutex<Kept>>);
 struct Kept {
     spans: Vec<Span>,
     events: Vec<(Option<usize>, Fields)>,
+    /// Warnings and errors.
+    troubles: usize,
     /// Spans that are entered, the innermost last. Tests have one thread, or ask for one span only.
     entered: Vec<usize>,
 }
@@ -50,6 +52,11 @@ impl Traces {
         let kept = self.kept();
         let said = kept.events.iter().filter(|(_, fields)| fields.get("message").is_some_and(|text| text == message));
         said.map(|(span, fields)| (span.map(|at| kept.spans[at].clone()), fields.clone())).collect()
+    }
+
+    /// How many events were warnings or errors.
+    pub(crate) fn troubles(&self) -> usize {
+        self.kept().troubles
     }
 }
 
@@ -94,6 +101,7 @@ impl Subscriber for Traces {
         let mut kept = self.kept();
         let within = kept.entered.last().copied();
         kept.events.push((within, fields));
+        kept.troubles += usize::from(*event.metadata().level() <= Level::WARN);
     }
 
     fn enter(&self, span: &Id) {
