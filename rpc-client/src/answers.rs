@@ -199,7 +199,7 @@ impl<T> Driver<T> {
         }
         state.ended.get_or_insert(error);
         state.closing = true;
-        self.connection.notify_all();
+        state.wake_all_waiting();
     }
 }
 

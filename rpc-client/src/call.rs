@@ -23,6 +23,7 @@ use crate::{
     connection::{Connection, Sent},
     error::CallError,
     intercept::{Finished, Outcome, Outgoing, StreamWatch, Watch},
+    line::Place,
     scratch,
     stream::Opened,
     trace,
@@ -218,21 +219,9 @@ type Preparing = Pin<Box<dyn Future<Output = Result<(Ready, Need), CallError>> +
 struct Ready {
     connection: Arc<Connection>,
     deadline: Deadline,
-}
-
-/// Room for one more call that somebody waited for. The next in line may have it if it is not used:
-/// the call could not be sent, or the caller's own `Serialize` panicked.
-struct Room {
-    connection: Arc<Connection>,
-    used: bool,
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        if !self.used {
-            self.connection.pass_room_on();
-        }
-    }
+    /// Of who waited for room. If the call cannot be sent, or the caller's own `Serialize` panics, its drop lets
+    /// the next in line have it.
+    place: Option<Place>,
 }
 
 /// What a connection must come to before the call can be sent.
@@ -378,21 +367,18 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     }
                     match self.client.connection() {
                         Some(connection) => {
-                            if self.send(Ready { connection, deadline }, now, None, cx)? {
+                            if self.send(Ready { connection, deadline, place: None }, now, None, cx)? {
                                 return Poll::Ready(Ok(()));
                             }
                         }
-                        None => self.prepare(Need::Connection, None, deadline),
+                        None => self.prepare(Need::Connection, None, deadline, None),
                     }
                 }
                 State::Preparing(preparing) => {
                     let ready = ready!(preparing.as_mut().poll(cx));
                     self.state = State::Done;
                     let (ready, need) = ready?;
-                    let mut room = Room { connection: Arc::clone(&ready.connection), used: false };
-                    let sent = self.send(ready, clock::now(), Some(need), cx)?;
-                    room.used = true;
-                    if sent {
+                    if self.send(ready, clock::now(), Some(need), cx)? {
                         return Poll::Ready(Ok(()));
                     }
                 }
@@ -536,14 +522,14 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
     /// Encodes the call and hands it to the connection, or prepares to wait for what that lacks.
     /// `waited` is what has been waited for. `true` when the call is on its way.
     fn send(&mut self, ready: Ready, now: Instant, waited: Option<Need>, cx: &Context<'_>) -> Result<bool, CallError> {
-        let Ready { connection, deadline } = ready;
+        let Ready { connection, deadline, place } = ready;
         self.state = State::Done;
         let Some(timeout_us) = deadline.to_wire(now) else {
             return Err(CallError::DeadlineExceeded { peer: Arc::clone(&connection.peer), executed: Executed::Never });
         };
         // Who waits for a server does not take a connection for one: it may be turned away yet.
         if self.patience == Patience::WaitForReady && connection.may_yet_greet() {
-            self.prepare(Need::Greeting, Some(connection), deadline);
+            self.prepare(Need::Greeting, Some(connection), deadline, None);
             return Ok(false);
         }
         let codec = W::codec(self.client.config().codec);
@@ -563,7 +549,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             let bounds = connection.bounds();
             match message.finish(frame, CallId::CONNECTION, bounds) {
                 Ok(mut remainder) => {
-                    let waited = waited == Some(Need::Room);
+                    let waited = place.is_some();
                     if self.kind != CallKind::Unary {
                         mark_kind(frame, self.kind);
                     }
@@ -578,11 +564,11 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                 self.state = State::Sent { connection, id };
                 return Ok(true);
             }
-            Ok(Sent::NoRoom) => self.prepare(Need::Room, Some(connection), deadline),
+            Ok(Sent::NoRoom) => self.prepare(Need::Room, Some(connection), deadline, place),
             Ok(Sent::Gone) => self.find_another(&connection, deadline, waited)?,
             // The server may take more than it must, but has not said so yet, or says so right now.
             Err((_, bounds)) if connection.may_take_more(bounds) => {
-                self.prepare(Need::Greeting, Some(connection), deadline)
+                self.prepare(Need::Greeting, Some(connection), deadline, None)
             }
             Err(_) if !connection.is_greeted() => self.find_another(&connection, deadline, waited)?,
             Err((error, _)) => return Err(too_large(&connection.peer, &error)),
@@ -604,7 +590,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             } else {
                 self.client.forget(gone);
             }
-            self.prepare(Need::Connection, None, deadline);
+            self.prepare(Need::Connection, None, deadline, None);
             return Ok(());
         }
         self.client.forget(gone);
@@ -615,24 +601,24 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         {
             return Err(error);
         }
-        self.prepare(Need::Connection, None, deadline);
+        self.prepare(Need::Connection, None, deadline, None);
         Ok(())
     }
 
-    fn prepare(&mut self, need: Need, connection: Option<Arc<Connection>>, deadline: Deadline) {
+    fn prepare(&mut self, need: Need, connection: Option<Arc<Connection>>, deadline: Deadline, place: Option<Place>) {
         let (client, patience) = (self.client.clone(), self.patience);
         let preparing = async move {
             let prepare = async {
                 match (need, connection) {
                     (Need::Room, Some(connection)) => {
-                        connection.wait_for_room().await;
-                        Ok(connection)
+                        let place = connection.wait_for_room(place).await;
+                        Ok((connection, Some(place)))
                     }
                     (Need::Greeting, Some(connection)) => {
                         connection.wait_for_greeting().await;
-                        Ok(connection)
+                        Ok((connection, None))
                     }
-                    _ => client.connected(patience).await,
+                    _ => Ok((client.connected(patience).await?, None)),
                 }
             };
             let prepared = match deadline.instant() {
@@ -647,7 +633,8 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     }
                 },
             };
-            Ok((Ready { connection: prepared?, deadline }, need))
+            let (connection, place) = prepared?;
+            Ok((Ready { connection, deadline, place }, need))
         };
         self.state = State::Preparing(Box::pin(preparing));
     }

@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     mem,
-    pin::pin,
     sync::{
         Arc, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -13,12 +12,12 @@ use std::{
 
 use rpc_codec::{CallKind, GoAwayReason, Hello, PART_LEN, Remainder, SendBounds, patch_id};
 use rpc_core::{CallId, Deadline, Executed, Metadata};
-use tokio::sync::Notify;
 
 use crate::{
     error::{CallError, LostCause},
     gauges::Load,
     items::Items,
+    line::Line,
     queue::{self, Withdrawal},
     slots::Slots,
     sync::{Mutex, MutexGuard},
@@ -41,10 +40,6 @@ pub(crate) struct Connection {
     pub(crate) partial: AtomicUsize,
     /// The credit of a stream from the server.
     pub(crate) window: u32,
-    /// Woken when there may be room for one more call.
-    pub(crate) room: Notify,
-    /// Woken when the server has said what it takes.
-    greeting: Notify,
 }
 
 /// What is changed under the lock.
@@ -63,8 +58,9 @@ pub(crate) struct State {
     max_calls: usize,
     pub(crate) greeted: bool,
     /// Callers that wait for room; newcomers queue up behind them.
-    waiting_for_room: usize,
-    waiting_for_greeting: usize,
+    pub(crate) room: Line,
+    /// Callers that wait for the server to say what it takes.
+    pub(crate) greeting: Line,
     pub(crate) task: Option<Waker>,
     /// The task will look at `out` anyway.
     pub(crate) task_is_awake: bool,
@@ -106,8 +102,8 @@ impl Connection {
                 withdrawals: Vec::new(),
                 max_calls: hello.advised_calls as usize,
                 greeted: false,
-                waiting_for_room: 0,
-                waiting_for_greeting: 0,
+                room: Line::default(),
+                greeting: Line::default(),
                 task: None,
                 task_is_awake: false,
                 closing: false,
@@ -117,8 +113,6 @@ impl Connection {
             unwritten: AtomicUsize::new(0),
             partial: AtomicUsize::new(0),
             window,
-            room: Notify::new(),
-            greeting: Notify::new(),
         };
         connection.set_bounds(&hello);
         Arc::new(connection)
@@ -135,7 +129,8 @@ impl Connection {
         state.greeted = true;
         state.max_calls = (hello.advised_calls as usize).clamp(1, MAX_CALLS);
         state.widen(hello.stream_window);
-        self.notify_all();
+        state.wake_for_room();
+        state.greeting.wake(usize::MAX, &mut state.slots.woken);
     }
 
     fn set_bounds(&self, hello: &Hello) {
@@ -161,7 +156,7 @@ impl Connection {
     }
 
     /// Appends a call of this kind whose id is still to be set, and takes what does not fit into its frame out of
-    /// `remainder`; `waker` is woken when its answer is there. `waited` for who comes from
+    /// `remainder`; `waker` is woken when its answer is there. `waited` for who has a place from
     /// [`Self::wait_for_room`].
     pub(crate) fn send(
         &self,
@@ -177,7 +172,7 @@ impl Connection {
             if state.ended.is_some() || state.closing || state.slots.exhausted() {
                 return Sent::Gone;
             }
-            if !state.has_room() || (state.waiting_for_room > 0 && !waited) {
+            if !state.has_room() || (!state.room.is_empty() && !waited) {
                 return Sent::NoRoom;
             }
             let items = (kind != CallKind::Unary)
@@ -203,23 +198,20 @@ impl Connection {
         body: &mut Vec<u8>,
         cx: &Context<'_>,
     ) -> Poll<Result<Metadata, Box<CallError>>> {
-        let (outcome, waiting, task) = {
+        let (outcome, next, task) = {
             let mut state = self.lock();
-            let outcome = state.slots.take(id, cx.waker(), body);
-            let task = if outcome.is_some() { state.last_one_out() } else { None };
-            (outcome, state.waiting_for_room, task)
+            let Some(outcome) = state.slots.take(id, cx.waker(), body) else { return Poll::Pending };
+            (outcome, state.next_for_room(), state.last_one_out())
         };
-        if outcome.is_some() && waiting > 0 {
-            self.room.notify_one();
-        }
+        wake(next);
         wake(task);
-        outcome.map_or(Poll::Pending, Poll::Ready)
+        Poll::Ready(outcome)
     }
 
     /// The caller of a call has gone. The task takes back what has not begun to leave; only it knows what
     /// that is.
     pub(crate) fn abandon(&self, id: CallId) {
-        let (waker, waiting) = {
+        let (waker, next) = {
             let mut state = self.lock();
             let mut waker = None;
             let had_parts_to_come = state.stop_upload(id);
@@ -229,63 +221,22 @@ impl Connection {
                 state.withdrawals.push(Withdrawal::new(id, had_parts_to_come).with_items(has_items));
                 waker = state.wake_task();
             }
-            (waker.or_else(|| state.last_one_out()), state.waiting_for_room)
+            (waker.or_else(|| state.last_one_out()), state.next_for_room())
         };
-        if waiting > 0 {
-            self.room.notify_one();
-        }
+        wake(next);
         wake(waker);
-    }
-
-    /// Waits until there may be room for one more call, or no more calls are taken.
-    ///
-    /// # Cancel safety
-    ///
-    /// A wake-up that a dropped future has got goes to the next one.
-    pub(crate) async fn wait_for_room(&self) {
-        let _waiting = Waiting::new(self, |state| &mut state.waiting_for_room);
-        let mut notified = pin!(self.room.notified());
-        loop {
-            notified.as_mut().enable();
-            {
-                let state = self.lock();
-                if state.has_room() || state.ended.is_some() || state.closing {
-                    return;
-                }
-            }
-            notified.as_mut().await;
-            notified.set(self.room.notified());
-        }
-    }
-
-    /// A caller that waited for room does not use it.
-    pub(crate) fn pass_room_on(&self) {
-        self.room.notify_one();
-    }
-
-    /// Waits until the server has said what it takes, or no more calls are taken.
-    pub(crate) async fn wait_for_greeting(&self) {
-        let _waiting = Waiting::new(self, |state| &mut state.waiting_for_greeting);
-        let mut greeted = pin!(self.greeting.notified());
-        greeted.as_mut().enable();
-        {
-            let state = self.lock();
-            if state.greeted || state.ended.is_some() || state.closing {
-                return;
-            }
-        }
-        greeted.await;
     }
 
     /// Takes no calls any more; the task says goodbye when those that are out have ended.
     pub(crate) fn close(&self) {
-        let waker = {
+        let (task, mut woken) = {
             let mut state = self.lock();
             state.closing = true;
-            state.wake_task()
+            state.wake_all_waiting();
+            (state.wake_task(), mem::take(&mut state.slots.woken))
         };
-        self.notify_all();
-        wake(waker);
+        woken.drain(..).for_each(Waker::wake);
+        wake(task);
     }
 
     /// Why no call is taken any more.
@@ -304,7 +255,7 @@ impl Connection {
         let state = self.lock();
         Load {
             calls: state.slots.used(),
-            waiting: state.waiting_for_room + state.waiting_for_greeting,
+            waiting: state.room.len() + state.greeting.len(),
             outbound: state.out.len()
                 + state.uploads_len()
                 + state.slots.items_to_send_len()
@@ -316,11 +267,6 @@ impl Connection {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         // No user code runs under the lock, so it cannot be poisoned with a half-made change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn notify_all(&self) {
-        self.room.notify_waiters();
-        self.greeting.notify_waiters();
     }
 
     /// Fails what waits and takes nothing more. `writing` is what the task has taken, of which `sent` bytes have left.
@@ -349,6 +295,7 @@ impl Connection {
                 let executed = state.executed(id, unsent.binary_search(&id).is_ok());
                 wakers.extend(state.slots.fail(id, lost(executed)));
             }
+            state.wake_all_waiting();
             wakers.append(&mut state.slots.woken);
             state.ended.get_or_insert(lost(Executed::Never));
             state.out = Vec::new();
@@ -358,7 +305,6 @@ impl Connection {
             self.unwritten.store(0, Ordering::Relaxed);
             self.partial.store(0, Ordering::Relaxed);
         }
-        self.notify_all();
         wakers.into_iter().for_each(Waker::wake);
     }
 }
@@ -366,6 +312,34 @@ impl Connection {
 impl State {
     fn has_room(&self) -> bool {
         self.slots.used() < self.max_calls && self.out.len() < MAX_QUEUED_LEN
+    }
+
+    /// For how many calls more there is room.
+    pub(crate) fn free(&self) -> usize {
+        if self.has_room() { self.max_calls - self.slots.used() } else { 0 }
+    }
+
+    /// Who waits for room and may go on, now that there is room for one call more or one less waits.
+    #[inline]
+    pub(crate) fn next_for_room(&mut self) -> Option<Waker> {
+        if self.room.is_empty() {
+            return None;
+        }
+        let free = self.free();
+        self.room.next(free)
+    }
+
+    /// There may be room for several calls more.
+    pub(crate) fn wake_for_room(&mut self) {
+        let free = self.free();
+        self.room.wake(free, &mut self.slots.woken);
+    }
+
+    /// No more calls are taken.
+    pub(crate) fn wake_all_waiting(&mut self) {
+        for line in [&mut self.room, &mut self.greeting] {
+            line.wake(usize::MAX, &mut self.slots.woken);
+        }
     }
 
     pub(crate) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
@@ -443,11 +417,6 @@ impl State {
         if incomplete && !self.slots.has_parts_to_come(id) { Executed::Never } else { Executed::Maybe }
     }
 
-    /// Whether anybody waits for room.
-    pub(crate) fn has_waiting(&self) -> bool {
-        self.waiting_for_room > 0
-    }
-
     /// The waker of the task if it waits for the last call to end, and that has happened.
     pub(crate) fn last_one_out(&mut self) -> Option<Waker> {
         if self.closing && self.slots.used() == 0 { self.wake_task() } else { None }
@@ -456,25 +425,6 @@ impl State {
     /// The waker to be woken when the lock is released; none if the task is awake.
     pub(crate) fn wake_task(&mut self) -> Option<Waker> {
         if mem::replace(&mut self.task_is_awake, true) { None } else { self.task.clone() }
-    }
-}
-
-/// Counts as one that waits until it is dropped.
-struct Waiting<'a> {
-    connection: &'a Connection,
-    count: fn(&mut State) -> &mut usize,
-}
-
-impl<'a> Waiting<'a> {
-    fn new(connection: &'a Connection, count: fn(&mut State) -> &mut usize) -> Self {
-        *count(&mut connection.lock()) += 1;
-        Self { connection, count }
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        *(self.count)(&mut self.connection.lock()) -= 1;
     }
 }
 

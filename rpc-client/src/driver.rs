@@ -204,7 +204,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             mem::swap(&mut state.out, &mut self.writing);
         }
         if was_full && state.out.len() < MAX_QUEUED_LEN {
-            connection.room.notify_waiters();
+            state.wake_for_room();
         }
         if state.closing && state.slots.used() == 0 && self.phase == Phase::Open {
             self.phase = Phase::Leaving;

@@ -63,16 +63,14 @@ impl Connection {
         waker: &Waker,
         body: &mut Vec<u8>,
     ) -> Poll<Result<Came, Box<CallError>>> {
-        let (came, room, task) = {
+        let (came, next, task) = {
             let mut state = self.lock();
             let came = state.slots.take_items(id, intake, waker, body);
             // What is left of a call that has ended is freed when its outcome is taken.
             let ended = matches!(came, Some(Ok(Came::End(_)) | Err(_)));
-            if ended { (came, state.has_waiting(), state.last_one_out()) } else { (came, false, None) }
+            if ended { (came, state.next_for_room(), state.last_one_out()) } else { (came, None, None) }
         };
-        if room {
-            self.room.notify_one();
-        }
+        wake(next);
         wake(task);
         came.map_or(Poll::Pending, Poll::Ready)
     }

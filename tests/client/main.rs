@@ -15,6 +15,7 @@ mod interceptors;
 mod keepalive;
 mod ready;
 mod reconnect;
+mod room;
 mod stream_states;
 mod uploads;
 mod waits;
