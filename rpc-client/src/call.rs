@@ -55,7 +55,8 @@ impl fmt::Display for Method {
     }
 }
 
-/// How arguments and replies of a call stand on the wire.
+/// How arguments and replies of a call stand on the wire: [`InCodec`] or [`Untouched`]. It is sealed, so that more may
+/// be asked of a form without breaking anybody's.
 pub trait WireForm<A, R>: sealed::Sealed {
     /// Whether it has been through interceptors and layers already.
     #[doc(hidden)]
@@ -281,8 +282,8 @@ impl<A, R, W> Call<A, R, W> {
         self
     }
 
-    /// The class of the call: 0 normal, 1 critical, 2 low, 3 background. Default: that of the call it is made
-    /// in, or 0.
+    /// The class of the call: 0 normal, 1 critical, 2 low, 3 background. Greater ones are sent as they are, and
+    /// taken for background by the server. Default: that of the call it is made in, or 0.
     pub fn priority(mut self, class: u8) -> Self {
         self.priority = Some(class);
         self
@@ -305,6 +306,10 @@ impl<A, R, W> Call<A, R, W> {
     /// # Errors
     ///
     /// As for the call itself.
+    ///
+    /// # Cancel safety
+    ///
+    /// As of the call itself: dropping the future cancels it.
     pub async fn response(mut self) -> Result<Response<R>, CallError>
     where
         A: Send + 'static,
@@ -323,6 +328,13 @@ impl<A, R, W> Call<A, R, W> {
         let mut call = Self::new(client, method, args);
         (call.metadata, call.deadline) = (metadata, Some(deadline));
         call
+    }
+}
+
+impl<A, R, W> Call<A, R, W> {
+    /// The other end, as errors name it.
+    pub(crate) fn peer(&self) -> &Arc<str> {
+        self.client.peer()
     }
 }
 
@@ -679,13 +691,18 @@ impl<A, R, W> fmt::Debug for Call<A, R, W> {
     }
 }
 
-pub(crate) fn too_large(peer: &Arc<str>, error: &EncodeError) -> CallError {
-    let (len, max) = match *error {
+fn too_large(peer: &Arc<str>, error: &EncodeError) -> CallError {
+    let (len, max) = sizes(error);
+    CallError::RequestTooLarge { peer: Arc::clone(peer), len, max }
+}
+
+/// How long it is and may be what cannot be sent.
+pub(crate) fn sizes(error: &EncodeError) -> (u64, u64) {
+    match *error {
         EncodeError::MessageTooLong { len, max } => (len, max),
         EncodeError::HeadTooLong { len, max } => (len as u64, max as u64),
         _ => (0, 0),
-    };
-    CallError::RequestTooLarge { peer: Arc::clone(peer), len, max }
+    }
 }
 
 /// What a nested call leaves its caller of the time, to make something of the answer.

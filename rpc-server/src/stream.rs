@@ -298,12 +298,16 @@ impl Stream {
         Poll::Pending
     }
 
-    /// Puts items into the queue.
+    /// Puts items into the queue. Those for which there is no credit are refused: the client would end the connection,
+    /// which other calls share.
     pub(crate) fn push(&self, batch: &mut Vec<u8>, items: u64, charged: i64) -> Result<(), Status> {
         {
             let mut state = self.lock();
             if let Some(why) = &state.closed {
                 return Err(why.clone());
+            }
+            if state.outflow.credit() <= 0 {
+                return Err(Status::internal("an item was put into a stream without asking whether there is room"));
             }
             state.outflow.push(batch, items, charged);
             state.note_held();

@@ -38,6 +38,7 @@ mod refused;
 mod stream_budget;
 mod stream_credit;
 mod stream_ends;
+mod stream_misuse;
 mod stream_model;
 mod stream_pacing;
 mod streams;
