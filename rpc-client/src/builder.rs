@@ -137,11 +137,9 @@ impl ClientBuilder {
     /// Whether every call is told as an event of `tracing`, at level DEBUG, when it has ended: method,
     /// code, time taken, trace; and whether a call without a trace begins one, in the metadata
     /// `traceparent` of W3C. Calls within a call of a server carry that call's trace on either way.
-    /// Default: false.
+    /// It happens behind all interceptors. Default: false.
     pub fn trace_calls(mut self, trace: bool) -> Self {
-        if trace {
-            self.config.interceptors.add(TraceCalls);
-        }
+        self.config.trace_calls = trace;
         self
     }
 
@@ -154,7 +152,10 @@ impl ClientBuilder {
     }
 
     /// Makes the client. Nothing is connected yet.
-    pub fn build(self) -> Client {
+    pub fn build(mut self) -> Client {
+        if self.config.trace_calls {
+            self.config.interceptors.add(TraceCalls);
+        }
         let backoff = Backoff::new(self.config.min_backoff, self.config.max_backoff);
         let manager = Manager::new(backoff);
         #[cfg(feature = "tower")]

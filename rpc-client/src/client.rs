@@ -213,7 +213,7 @@ impl Client {
 
     /// The attempt fails.
     pub(crate) fn fail_attempt(&self) {
-        drop(crate::connecting::Attempt::new(&self.shared));
+        crate::connecting::Attempt::new(&self.shared).ends(Some(io::ErrorKind::ConnectionRefused.into()));
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use rpc_codec::{CallKind, GoAwayReason, Hello, PART_LEN, Remainder, SendBounds, patch_id};
+use rpc_codec::{CallKind, GoAwayReason, Hello, PART_LEN, Remainder, SendBounds, encode_credit, patch_id};
 use rpc_core::{CallId, Deadline, Executed, Metadata};
 
 use crate::{
@@ -244,6 +244,11 @@ impl Connection {
         self.lock().ended.clone()
     }
 
+    /// Whether the server has said that it drains.
+    pub(crate) fn drains(&self) -> bool {
+        self.lock().drains()
+    }
+
     /// Whether it ended before it was of any use; its task is about to say so to the client.
     pub(crate) fn has_failed(&self) -> bool {
         let state = self.lock();
@@ -270,9 +275,10 @@ impl Connection {
     }
 
     /// Fails what waits and takes nothing more. `writing` is what the task has taken, of which `sent` bytes have left.
-    pub(crate) fn end(&self, cause: &LostCause, writing: &[u8], sent: usize) {
+    /// Whether the server had said that it would drain, and has done so: nobody has lost anything.
+    pub(crate) fn end(&self, cause: &LostCause, writing: &[u8], sent: usize) -> bool {
         let mut wakers = Vec::new();
-        {
+        let drained = {
             let mut state = self.lock();
             // A server that has said why it breaks off and then does is believed. One that drains has
             // promised to finish.
@@ -291,6 +297,7 @@ impl Connection {
             unsent.extend(state.uploads.iter().filter(|upload| upload.request.is_some()).map(|upload| upload.id));
             unsent.sort_unstable();
             let waiting: Vec<_> = state.slots.waiting().collect();
+            let drained = waiting.is_empty() && matches!(cause, LostCause::ServerClosed) && state.drains();
             for id in waiting {
                 let executed = state.executed(id, unsent.binary_search(&id).is_ok());
                 wakers.extend(state.slots.fail(id, lost(executed)));
@@ -304,8 +311,10 @@ impl Connection {
             state.task = None;
             self.unwritten.store(0, Ordering::Relaxed);
             self.partial.store(0, Ordering::Relaxed);
-        }
+            drained
+        };
         wakers.into_iter().for_each(Waker::wake);
+        drained
     }
 }
 
@@ -339,6 +348,43 @@ impl State {
     pub(crate) fn wake_all_waiting(&mut self) {
         for line in [&mut self.room, &mut self.greeting] {
             line.wake(usize::MAX, &mut self.slots.woken);
+        }
+    }
+
+    fn drains(&self) -> bool {
+        matches!(&self.ended, Some(CallError::GoingAway { reason: GoAwayReason::Drain, .. }))
+    }
+
+    /// Whether no call is out, and nothing waits to be written.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.slots.used() == 0 && self.out.is_empty()
+    }
+
+    /// Gives back what is kept for the next call, when there has been none for long.
+    pub(crate) fn let_go(&mut self) {
+        (self.out, self.withdrawals) = (Vec::new(), Vec::new());
+        self.uploads = VecDeque::new();
+        self.slots.let_go();
+    }
+
+    /// Lets the server send so many bytes of a call's items more, unless it does not read what it is told: then that
+    /// is noted, and it waits.
+    pub(crate) fn give_credit(&mut self, id: CallId, bytes: u32) {
+        let Some(items) = self.slots.items(id) else { return };
+        if self.out.len() < MAX_QUEUED_LEN {
+            items.inflow.give(bytes);
+            encode_credit(&mut self.out, id, bytes);
+        } else {
+            items.withheld = items.withheld.saturating_add(bytes);
+        }
+    }
+
+    /// Appends the credit to `out` that was withheld.
+    pub(crate) fn give_withheld(&mut self, out: &mut Vec<u8>) {
+        for (id, items) in self.slots.all_items().filter(|(_, items)| items.withheld > 0) {
+            let bytes = mem::take(&mut items.withheld);
+            items.inflow.give(bytes);
+            encode_credit(out, id, bytes);
         }
     }
 
@@ -397,7 +443,7 @@ impl State {
     /// The server's window is known.
     fn widen(&mut self, window: u32) {
         self.server_window = self.server_window.max(window);
-        let woken: Vec<_> = self.slots.all_items().filter_map(|items| items.widen(window)).collect();
+        let woken: Vec<_> = self.slots.all_items().filter_map(|(_, items)| items.widen(window)).collect();
         self.slots.woken.extend(woken);
     }
 

@@ -95,15 +95,21 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
     }
 
-    /// Drives the connection to its end; why it ended, if it had not proved good by then.
-    pub(crate) async fn run(mut self) -> Option<LostCause> {
+    /// Drives the connection to its end.
+    pub(crate) async fn run(mut self) -> Ended {
         let cause = poll_fn(|cx| self.poll(cx)).await;
         tracing::debug!(peer = %self.connection.peer, %cause, "connection ended");
         self.finish(&cause);
         if let Some(reason) = told(&cause) {
             self.tell_why(reason, &cause);
         }
-        (!self.proved_good).then_some(cause)
+        if self.proved_good {
+            Ended::Proved
+        } else if self.phase != Phase::Open && self.connection.drains() {
+            Ended::Drained
+        } else {
+            Ended::Failed(cause)
+        }
     }
 
     /// Tells the server what it did or failed to do, if that can be written without waiting.
@@ -205,6 +211,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
         if was_full && state.out.len() < MAX_QUEUED_LEN {
             state.wake_for_room();
+            state.give_withheld(&mut self.writing);
         }
         if state.closing && state.slots.used() == 0 && self.phase == Phase::Open {
             self.phase = Phase::Leaving;
@@ -375,7 +382,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
         // Behind our farewell nothing is sent; what remains to be written has its own time.
         if self.vigil.look(clock::now())? == Seen::Silence && self.phase == Phase::Open {
-            self.connection.lock().append(|out| encode_ping(out, PING));
+            let mut state = self.connection.lock();
+            if state.is_idle() && self.writing.is_empty() {
+                // Not sooner: whoever calls again and again would have to make new ones each time.
+                state.let_go();
+                (self.writing, self.wakers) = (Vec::new(), Vec::new());
+            }
+            state.append(|out| encode_ping(out, PING));
         }
         Ok(())
     }
@@ -409,7 +422,10 @@ impl<T> Driver<T> {
         if mem::replace(&mut self.over, true) {
             return;
         }
-        self.connection.end(cause, &self.writing, self.sent);
+        if self.connection.end(cause, &self.writing, self.sent) && self.phase == Phase::Open {
+            // It has left before we had a turn to.
+            self.phase = Phase::Leaving;
+        }
         if self.phase == Phase::Open {
             self.gauges.lost(cause);
         }
@@ -423,6 +439,16 @@ impl<T> Drop for Driver<T> {
         // After a regular end this does nothing.
         self.finish(&LostCause::RuntimeEnded);
     }
+}
+
+/// What a connection was worth when it ended.
+pub(crate) enum Ended {
+    /// The server has answered a call.
+    Proved,
+    /// It has not, and has drained in peace.
+    Drained,
+    /// It has not, and the connection was lost.
+    Failed(LostCause),
 }
 
 enum Turn {
