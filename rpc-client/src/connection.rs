@@ -355,15 +355,11 @@ impl State {
         matches!(&self.ended, Some(CallError::GoingAway { reason: GoAwayReason::Drain, .. }))
     }
 
-    /// Whether no call is out, and nothing waits to be written.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.slots.used() == 0 && self.out.is_empty()
-    }
-
-    /// Gives back what is kept for the next call, when there has been none for long.
+    /// Gives back what is kept for the next call, when there has been none for long. What waits to be written stays.
     pub(crate) fn let_go(&mut self) {
-        (self.out, self.withdrawals) = (Vec::new(), Vec::new());
-        self.uploads = VecDeque::new();
+        self.out.shrink_to_fit();
+        self.withdrawals.shrink_to_fit();
+        self.uploads.shrink_to_fit();
         self.slots.let_go();
     }
 

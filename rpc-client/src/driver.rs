@@ -54,6 +54,8 @@ pub(crate) struct Driver<T> {
     vigil: Vigil,
     pub(crate) noise: Noise,
     phase: Phase,
+    /// How many calls there had been at the last look.
+    opened: u64,
     /// The server answered a call, so connecting to it was worth it.
     pub(crate) proved_good: bool,
     over: bool,
@@ -90,6 +92,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             vigil: Vigil::new(config, clock::now()),
             noise: Noise::new(),
             phase: Phase::Open,
+            opened: 0,
             proved_good: false,
             over: false,
         }
@@ -382,15 +385,22 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
         // Behind our farewell nothing is sent; what remains to be written has its own time.
         if self.vigil.look(clock::now())? == Seen::Silence && self.phase == Phase::Open {
-            let mut state = self.connection.lock();
-            if state.is_idle() && self.writing.is_empty() {
-                // Not sooner: whoever calls again and again would have to make new ones each time.
-                state.let_go();
-                (self.writing, self.wakers) = (Vec::new(), Vec::new());
-            }
-            state.append(|out| encode_ping(out, PING));
+            self.connection.lock().append(|out| encode_ping(out, PING));
         }
+        self.let_go();
         Ok(())
+    }
+
+    /// Gives back the buffers of a connection on which nothing has been called since the last look: not sooner, for
+    /// whoever calls again and again would have to make new ones each time.
+    fn let_go(&mut self) {
+        let mut state = self.connection.lock();
+        let opened = state.slots.opened();
+        if mem::replace(&mut self.opened, opened) == opened && state.slots.used() == 0 && self.writing.is_empty() {
+            state.let_go();
+            self.writing.shrink_to_fit();
+            self.wakers.shrink_to_fit();
+        }
     }
 
     /// Whether the timer has fired. It is armed for `due` unless it fires before that anyway.

@@ -87,6 +87,11 @@ impl Slots {
         self.used
     }
 
+    /// How many calls there have been.
+    pub(crate) fn opened(&self) -> u64 {
+        self.sequence
+    }
+
     /// Whether another call can be named on this connection.
     pub(crate) fn exhausted(&self) -> bool {
         self.sequence >= CallId::MAX_SEQUENCE

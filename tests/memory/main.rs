@@ -7,3 +7,4 @@ mod allocations;
 mod bodies;
 mod counting;
 mod deadlines;
+mod idle_client;
