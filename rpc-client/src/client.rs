@@ -18,7 +18,8 @@ use crate::{
 /// A handle to one server, over one multiplexed connection.
 ///
 /// Cheap to clone; clones share the connection. It connects when there is a call to send, and again
-/// after a loss, with backoff. When the last handle and the last call are gone, it says goodbye; an
+/// after a loss, with backoff. The connection lives on the tokio runtime of the call that it was made for, which must have
+/// time and, for sockets, I/O enabled (`enable_all`); when that runtime ends, the next call makes another. When the last handle and the last call are gone, it says goodbye; an
 /// attempt to connect that is still under way is given up.
 ///
 /// What a server may do to it is bounded: how long it may be silent, how long it may take to greet, to

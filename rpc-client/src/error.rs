@@ -51,8 +51,8 @@ pub enum CallError {
     DeadlineExceeded {
         /// The other end.
         peer: Arc<str>,
-        /// [`Executed::Never`] if the call was still waiting for a connection or for room on it, or if its
-        /// request had not been handed to the transport, or only in part: then the rest never is.
+        /// [`Executed::Never`] if the call was still waiting for a connection or for room on it, or if of its
+        /// request no byte had been handed to the transport, or not all of its parts: then the others never are.
         executed: Executed,
     },
     /// The request is longer than the server takes. Never executed.
