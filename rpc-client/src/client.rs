@@ -141,13 +141,10 @@ impl Client {
 
     /// Forgets a connection that takes no more calls, so that the next call gets a new one.
     pub(crate) fn forget(&self, gone: &Arc<Connection>) {
-        if gone.has_failed() {
-            // That is a failed attempt, and its task is about to say so.
-            return;
-        }
         {
             let mut manager = self.shared.lock();
-            if !manager.is_open(gone) {
+            // One that has failed is a failed attempt, and its task is about to say so.
+            if !manager.is_open(gone) || gone.has_failed() {
                 return;
             }
             manager.phase = Phase::Idle;

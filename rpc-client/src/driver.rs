@@ -427,6 +427,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
 }
 
 impl<T> Driver<T> {
+    /// Whether we have not said goodbye.
+    pub(crate) fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
     /// The connection has ended: what waits ends with it.
     fn finish(&mut self, cause: &LostCause) {
         if mem::replace(&mut self.over, true) {

@@ -73,3 +73,22 @@ async fn a_server_that_turns_away_for_another_reason_is_a_failed_attempt() {
     assert!(error.retry_delay().is_some(), "{error:?}");
     until_client_idle(&client).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_ping_behind_our_farewell_is_not_answered_and_the_end_stays_peaceful() {
+    let (builder, mut servers) = scripted(64 * 1024);
+    let client = builder.build();
+    let (first, mut server, id) = first_call(&client, &mut servers, 64).await;
+    server.reply(id, 1_u64).await;
+    within(first).await.unwrap().unwrap();
+    client.close();
+    assert!(matches!(server.peer.next().await, Got::GoAway { .. }));
+    assert!(matches!(server.peer.next().await, Got::End));
+    let mut ping = Vec::new();
+    rpc_codec::encode_ping(&mut ping, *b"are you?");
+    server.peer.send(&ping).await;
+    assert!(matches!(server.peer.next().await, Got::End));
+    server.peer.end().await;
+    until_client_idle(&client).await;
+    assert_eq!(client.snapshot().lost_connections, 0);
+}
