@@ -16,8 +16,8 @@ async fn a_connection_without_calls_gives_its_buffers_back_within_two_intervals_
     let client = harness.client_builder().keepalive_interval(Duration::from_secs(30)).build();
     let echo = |n: usize| client.call::<_, String>(method::ECHO, ("x".repeat(n),));
     let calls = || async {
-        for answer in join_all((0..100).map(|_| echo(10_000))).await {
-            assert_eq!(answer.unwrap().len(), 10_000);
+        for answer in join_all((0..40).map(|_| echo(4_000))).await {
+            assert_eq!(answer.unwrap().len(), 4_000);
         }
         until_client_idle(&client).await;
     };
@@ -25,7 +25,7 @@ async fn a_connection_without_calls_gives_its_buffers_back_within_two_intervals_
     let busy = LIVE.get();
     sleep(Duration::from_secs(61)).await;
     let freed = busy - LIVE.get();
-    assert!(freed > 500_000, "{freed} bytes are given back");
+    assert!(freed > 100_000, "{freed} bytes are given back");
     // Late answers still find their slots, and new calls theirs.
     calls().await;
     assert_eq!((client.snapshot().connects, client.snapshot().lost_connections), (1, 0));
