@@ -9,14 +9,14 @@
 //! Lines from standard input are said; the end of it, Ctrl-D, leaves. A participant who does not read misses what
 //! is said meanwhile and is told how much; nobody else waits for that.
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, io::stdin, thread, time::Duration};
 
 use clap::{Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 use sluicegate::{Client, ItemSender, Server, Status, Streaming};
-use tokio::{
-    io::{AsyncBufReadExt, BufReader, stdin},
-    sync::broadcast::{self, error::RecvError},
+use tokio::sync::{
+    broadcast::{self, error::RecvError},
+    mpsc,
 };
 
 /// What is heard in the room.
@@ -118,9 +118,18 @@ async fn serve(addr: &str) -> Result<(), Box<dyn Error>> {
 async fn join(addr: String, name: String) -> Result<(), Box<dyn Error>> {
     let chat: ChatClient = Client::new(addr).service();
     let (mut say, mut hear) = chat.join(name).open().await?;
+    // In a thread that nobody waits for: whoever reads from a terminal wakes up at the next line, and the end of the room
+    // would have to wait for that.
+    let (typed, mut lines) = mpsc::channel(16);
+    thread::spawn(move || {
+        stdin()
+            .lines()
+            .map_while(Result::ok)
+            .take_while(|line| typed.blocking_send(line.clone()).is_ok())
+            .for_each(drop);
+    });
     let saying = tokio::spawn(async move {
-        let mut lines = BufReader::new(stdin()).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
+        while let Some(line) = lines.recv().await {
             if say.send(line).await.is_err() {
                 // What is heard ends as well, and says why.
                 break;

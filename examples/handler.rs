@@ -6,7 +6,7 @@
 //! ```
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     error::Error,
     sync::{
         Arc, Mutex,
@@ -32,13 +32,20 @@ struct Figures {
 /// One is made for each connection: what it needs to remember of that connection's calls is a field.
 struct Audit {
     figures: Arc<Figures>,
-    tenants: HashMap<CallId, String>,
+    tenants: BTreeMap<CallId, String>,
 }
+
+/// A call that is cancelled has no response with which to forget it: so many are remembered, and the oldest forgotten.
+/// More than the 1,024 that a connection may have in flight unless its server says otherwise.
+const MAX_REMEMBERED: usize = 2_048;
 
 impl Handler for Audit {
     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
         if let Some(tenant) = call.metadata().get_str("tenant") {
             self.tenants.insert(call.id(), tenant.to_owned());
+            if self.tenants.len() > MAX_REMEMBERED {
+                self.tenants.pop_first();
+            }
         }
         Decision::Pass
     }
@@ -131,7 +138,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::builder()
         .service(GreeterServer::new(Slow))
         .pipeline(move |pipeline, _connection| {
-            let audit = Audit { figures: Arc::clone(&counted), tenants: HashMap::new() };
+            let audit = Audit { figures: Arc::clone(&counted), tenants: BTreeMap::new() };
             pipeline.add_first("audit", audit);
             pipeline.add_before("concurrency", "per tenant", PerTenant { limits: Arc::clone(&limits) });
         })

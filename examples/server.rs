@@ -4,8 +4,8 @@
 //! cargo run --release --example server -- --addr 127.0.0.1:7000 --max-concurrent 64 --rate 5000
 //! ```
 //!
-//! A limit that is not named is not there. SIGTERM and SIGINT let running calls finish; the second of
-//! them does not wait for anything.
+//! A limit that is not named is not set, but for the bounds that every server has. SIGTERM and SIGINT (on Windows Ctrl-C)
+//! let running calls finish; the second of them does not wait for anything.
 
 mod library;
 
@@ -19,6 +19,7 @@ use sluicegate::{
     limit::Rate,
     server::{BoundServer, ServerHandle},
 };
+#[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::library::{LibraryServer, Shelf};
@@ -121,11 +122,13 @@ async fn serve(bound: BoundServer, signals: &mut Signals) -> usize {
 }
 
 /// The signals that ask for an end.
+#[cfg(unix)]
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
+#[cfg(unix)]
 impl Signals {
     fn new() -> io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
@@ -135,6 +138,24 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Where there are no signals, Ctrl-C asks for an end.
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    async fn next(&mut self) {
+        // If it cannot be listened to, nobody asks.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending().await
         }
     }
 }

@@ -23,7 +23,7 @@
 //! /// The books of a library.
 //! #[sluicegate::service(package = "acme.v1")]
 //! pub trait Library {
-//!     /// Any number of owned arguments, and a value.
+//!     /// Up to sixteen owned arguments, and a value.
 //!     async fn count(&self) -> u64;
 //!     /// Or a result, of any error that converts into a `Status`.
 //!     async fn get(&self, isbn: String) -> Result<Book, Status>;
@@ -171,55 +171,46 @@
 //! # }
 //! ```
 //!
-//! One method alone is limited by a handler, which takes a permit of a limit of its own:
+//! One method alone is limited where it is defined, and again by whoever serves it:
 //!
 //! ```
-//! # #[sluicegate::service]
-//! # trait Library {
-//! #     async fn search(&self) -> u8;
-//! #     async fn get(&self) -> u8;
-//! # }
+//! # use std::time::Duration;
+//! use sluicegate::{Server, server::MethodLimits};
+//!
+//! #[sluicegate::service]
+//! trait Library {
+//!     #[rpc(max_concurrent_calls = 1)]
+//!     async fn search(&self) -> u8;
+//!     async fn get(&self) -> u8;
+//! }
 //! # struct Shelf;
 //! # impl Library for Shelf {
 //! #     async fn search(&self) -> u8 { tokio::task::yield_now().await; 1 }
 //! #     async fn get(&self) -> u8 { tokio::task::yield_now().await; 2 }
 //! # }
-//! use std::{sync::Arc, time::Duration};
-//!
-//! use sluicegate::{
-//!     Server,
-//!     limit::ConcurrencyLimit,
-//!     server::{Call, Decision, Handler, handlers::ConcurrencyHandler},
-//! };
-//!
-//! /// At most so many searches at once; other methods pass.
-//! struct Searches(ConcurrencyHandler);
-//!
-//! impl Handler for Searches {
-//!     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
-//!         if call.method().path() == "Library/search" { self.0.inbound(call) } else { Decision::Pass }
-//!     }
-//! }
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let limit = ConcurrencyLimit::new("searches", Some(1))?;
 //! let server = Server::builder()
 //!     .service(LibraryServer::new(Shelf))
-//!     .pipeline(move |pipeline, _connection| {
-//!         let handler = ConcurrencyHandler::new(Arc::clone(&limit), Duration::from_millis(5));
-//!         pipeline.add_after("concurrency", "searches", Searches(handler));
-//!     })
+//!     // What the builder says wins.
+//!     .method_limits("Library/get", MethodLimits::new().max_concurrent_calls(50))
 //!     .build()?;
 //! # let server = sluicegate::testing::InMemory::new(server);
 //! # let library: LibraryClient = server.client().service();
 //! # let (a, b, c, d) = tokio::join!(library.search(), library.search(), library.get(), library.get());
 //! # let refused: Vec<_> = [a, b, c, d].into_iter().filter_map(Result::err).collect();
 //! # assert_eq!(refused.len(), 1);
-//! # assert_eq!(refused[0].refused().unwrap().limit(), Some("searches"));
+//! # assert!(refused[0].refused().is_some());
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Methods share a limit as a [`pool`](crate::server::ServerBuilder::pool), calls wait for one in a
+//! [`wait_queue`](crate::server::ServerBuilder::wait_queue), [`tenants`](crate::server::ServerBuilder::tenants) have
+//! limits each, and an [`adaptive_limit`](crate::server::ServerBuilder::adaptive_limit) finds its own maximum.
+//! `docs/limits.md` says which to take for what. A rule that none of them has is a
+//! [`Handler`](crate::server::Handler).
 //!
 //! # Errors
 //!

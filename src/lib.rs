@@ -97,7 +97,7 @@
 //! # }
 //! ```
 //!
-//! The [guide](https://docs.rs/sluicegate/latest/sluicegate/guide) goes on from here: define, serve, call,
+//! The guide, a module of these docs where all features are on (`cargo doc --all-features --open`), goes on from here: define, serve, call,
 //! limit, observe, test, deploy, evolve.
 //!
 //! # Features
@@ -108,7 +108,7 @@
 //! | `json`, `messagepack`, `postcard` | codecs beside bincode |
 //! | `config` | limits from TOML |
 //! | `metrics` | the server's figures for the `metrics` facade |
-//! | `testing` | the module [`testing`](https://docs.rs/sluicegate/latest/sluicegate/testing): a server and its clients in memory |
+//! | `testing` | the module `testing`: a server and its clients in memory |
 //! | `tower` | layers of tower around services and around clients |
 #![forbid(unsafe_code)]
 

@@ -635,3 +635,26 @@ fn a_service_can_be_written_by_hand() {
 
     assert!(Server::builder().service(ByHand).build().is_ok());
 }
+
+/// What is written may be called as the macro would call its own.
+mod short {
+    #[sluicegate::service(server = "S", client = "S1")]
+    pub(crate) trait Short {
+        async fn one(&self) -> u8;
+    }
+}
+
+#[tokio::test]
+async fn a_server_may_be_called_as_the_macro_calls_its_type_parameter() {
+    struct One;
+
+    impl short::Short for One {
+        async fn one(&self) -> u8 {
+            1
+        }
+    }
+
+    let server = Server::builder().service(short::S::new(One)).build().unwrap();
+    let client: short::S1 = sluicegate::testing::InMemory::new(server).client().service();
+    assert_eq!(client.one().await.unwrap(), 1);
+}

@@ -20,8 +20,9 @@ impl<T> Driver<T> {
             Frame::Malformed { id, error } => self.malformed(state, *id, error.clone()),
             Frame::Ping(opaque) => {
                 self.noise.frame();
-                // A server that asks without end and never reads is not owed a buffer of answers.
-                if state.out.len() < MAX_QUEUED_LEN {
+                // A server that asks without end and never reads is not owed a buffer of answers, and behind our farewell
+                // nothing is sent.
+                if state.out.len() < MAX_QUEUED_LEN && self.is_open() {
                     state.append(|out| encode_pong(out, *opaque));
                 }
                 Ok(false)
@@ -199,7 +200,7 @@ impl<T> Driver<T> {
         }
         state.ended.get_or_insert(error);
         state.closing = true;
-        self.connection.notify_all();
+        state.wake_all_waiting();
     }
 }
 

@@ -48,16 +48,17 @@ impl ClientBuilder {
         self
     }
 
-    /// What arguments are encoded with; the server answers in the same. Default: bincode.
+    /// What arguments are encoded with; the server answers in the same. With one that this build lacks, calls fail with
+    /// [`CallError::Encode`](crate::CallError::Encode). Default: bincode.
     pub fn codec(mut self, codec: CodecId) -> Self {
         self.config.codec = codec;
         self
     }
 
     /// How long an attempt to connect may take, name resolution included; and then, how long the
-    /// server may take to say HELLO. Default: 5 s.
+    /// server may take to say HELLO. At least 1 ms. Default: 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.config.connect_timeout = timeout;
+        self.config.connect_timeout = timeout.max(MIN_WAIT);
         self
     }
 
@@ -65,9 +66,10 @@ impl ClientBuilder {
     /// half. The first attempt after a loss waits, too, for anything up to `min`. The delays begin
     /// anew when a connection has proved good by the answer to a call. Default: 2 s to 10 s, with
     /// which of a thousand clients that lost a server together less than a tenth come back within any
-    /// tenth of a second. Where one server has few clients, a smaller `min` serves them better.
+    /// tenth of a second. Where one server has few clients, a smaller `min` serves them better. At least 1 ms, and
+    /// `max` at least `min`.
     pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
-        self.config.min_backoff = min;
+        self.config.min_backoff = min.max(MIN_WAIT);
         self.config.max_backoff = max;
         self
     }
@@ -109,15 +111,15 @@ impl ClientBuilder {
     }
 
     /// How long the server may take for a frame from its first byte to its last. Over slow lines
-    /// longer frames need more, or a smaller [`max_frame`](Self::max_frame). Default: 10 s.
+    /// longer frames need more, or a smaller [`max_frame`](Self::max_frame). At least 1 ms. Default: 10 s.
     pub fn frame_timeout(mut self, timeout: Duration) -> Self {
-        self.config.frame_timeout = timeout;
+        self.config.frame_timeout = timeout.max(MIN_WAIT);
         self
     }
 
-    /// How long the server may take nothing of what is to be written to it. Default: 30 s.
+    /// How long the server may take nothing of what is to be written to it. At least 1 ms. Default: 30 s.
     pub fn write_timeout(mut self, timeout: Duration) -> Self {
-        self.config.write_timeout = timeout;
+        self.config.write_timeout = timeout.max(MIN_WAIT);
         self
     }
 
@@ -137,11 +139,9 @@ impl ClientBuilder {
     /// Whether every call is told as an event of `tracing`, at level DEBUG, when it has ended: method,
     /// code, time taken, trace; and whether a call without a trace begins one, in the metadata
     /// `traceparent` of W3C. Calls within a call of a server carry that call's trace on either way.
-    /// Default: false.
+    /// It happens behind all interceptors. Default: false.
     pub fn trace_calls(mut self, trace: bool) -> Self {
-        if trace {
-            self.config.interceptors.add(TraceCalls);
-        }
+        self.config.trace_calls = trace;
         self
     }
 
@@ -154,7 +154,10 @@ impl ClientBuilder {
     }
 
     /// Makes the client. Nothing is connected yet.
-    pub fn build(self) -> Client {
+    pub fn build(mut self) -> Client {
+        if self.config.trace_calls {
+            self.config.interceptors.add(TraceCalls);
+        }
         let backoff = Backoff::new(self.config.min_backoff, self.config.max_backoff);
         let manager = Manager::new(backoff);
         #[cfg(feature = "tower")]
@@ -186,3 +189,5 @@ impl fmt::Debug for ClientBuilder {
 
 /// A PING more often than this is a flood of our own.
 const MIN_KEEPALIVE: Duration = Duration::from_millis(10);
+/// With less, no attempt could succeed, and one would follow the other without a pause.
+const MIN_WAIT: Duration = Duration::from_millis(1);

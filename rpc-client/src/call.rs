@@ -23,6 +23,7 @@ use crate::{
     connection::{Connection, Sent},
     error::CallError,
     intercept::{Finished, Outcome, Outgoing, StreamWatch, Watch},
+    line::Place,
     scratch,
     stream::Opened,
     trace,
@@ -54,7 +55,8 @@ impl fmt::Display for Method {
     }
 }
 
-/// How arguments and replies of a call stand on the wire.
+/// How arguments and replies of a call stand on the wire: [`InCodec`] or [`Untouched`]. It is sealed, so that more may
+/// be asked of a form without breaking anybody's.
 pub trait WireForm<A, R>: sealed::Sealed {
     /// Whether it has been through interceptors and layers already.
     #[doc(hidden)]
@@ -218,21 +220,9 @@ type Preparing = Pin<Box<dyn Future<Output = Result<(Ready, Need), CallError>> +
 struct Ready {
     connection: Arc<Connection>,
     deadline: Deadline,
-}
-
-/// Room for one more call that somebody waited for. The next in line may have it if it is not used:
-/// the call could not be sent, or the caller's own `Serialize` panicked.
-struct Room {
-    connection: Arc<Connection>,
-    used: bool,
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        if !self.used {
-            self.connection.pass_room_on();
-        }
-    }
+    /// Of who waited for room. If the call cannot be sent, or the caller's own `Serialize` panics, its drop lets
+    /// the next in line have it.
+    place: Option<Place>,
 }
 
 /// What a connection must come to before the call can be sent.
@@ -292,8 +282,8 @@ impl<A, R, W> Call<A, R, W> {
         self
     }
 
-    /// The class of the call: 0 normal, 1 critical, 2 low, 3 background. Default: that of the call it is made
-    /// in, or 0.
+    /// The class of the call: 0 normal, 1 critical, 2 low, 3 background. Greater ones are sent as they are, and
+    /// taken for background by the server. Default: that of the call it is made in, or 0.
     pub fn priority(mut self, class: u8) -> Self {
         self.priority = Some(class);
         self
@@ -316,6 +306,10 @@ impl<A, R, W> Call<A, R, W> {
     /// # Errors
     ///
     /// As for the call itself.
+    ///
+    /// # Cancel safety
+    ///
+    /// As of the call itself: dropping the future cancels it.
     pub async fn response(mut self) -> Result<Response<R>, CallError>
     where
         A: Send + 'static,
@@ -334,6 +328,13 @@ impl<A, R, W> Call<A, R, W> {
         let mut call = Self::new(client, method, args);
         (call.metadata, call.deadline) = (metadata, Some(deadline));
         call
+    }
+}
+
+impl<A, R, W> Call<A, R, W> {
+    /// The other end, as errors name it.
+    pub(crate) fn peer(&self) -> &Arc<str> {
+        self.client.peer()
     }
 }
 
@@ -378,21 +379,18 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     }
                     match self.client.connection() {
                         Some(connection) => {
-                            if self.send(Ready { connection, deadline }, now, None, cx)? {
+                            if self.send(Ready { connection, deadline, place: None }, now, None, cx)? {
                                 return Poll::Ready(Ok(()));
                             }
                         }
-                        None => self.prepare(Need::Connection, None, deadline),
+                        None => self.prepare(Need::Connection, None, deadline, None),
                     }
                 }
                 State::Preparing(preparing) => {
                     let ready = ready!(preparing.as_mut().poll(cx));
                     self.state = State::Done;
                     let (ready, need) = ready?;
-                    let mut room = Room { connection: Arc::clone(&ready.connection), used: false };
-                    let sent = self.send(ready, clock::now(), Some(need), cx)?;
-                    room.used = true;
-                    if sent {
+                    if self.send(ready, clock::now(), Some(need), cx)? {
                         return Poll::Ready(Ok(()));
                     }
                 }
@@ -536,14 +534,14 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
     /// Encodes the call and hands it to the connection, or prepares to wait for what that lacks.
     /// `waited` is what has been waited for. `true` when the call is on its way.
     fn send(&mut self, ready: Ready, now: Instant, waited: Option<Need>, cx: &Context<'_>) -> Result<bool, CallError> {
-        let Ready { connection, deadline } = ready;
+        let Ready { connection, deadline, place } = ready;
         self.state = State::Done;
         let Some(timeout_us) = deadline.to_wire(now) else {
             return Err(CallError::DeadlineExceeded { peer: Arc::clone(&connection.peer), executed: Executed::Never });
         };
         // Who waits for a server does not take a connection for one: it may be turned away yet.
         if self.patience == Patience::WaitForReady && connection.may_yet_greet() {
-            self.prepare(Need::Greeting, Some(connection), deadline);
+            self.prepare(Need::Greeting, Some(connection), deadline, None);
             return Ok(false);
         }
         let codec = W::codec(self.client.config().codec);
@@ -563,7 +561,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             let bounds = connection.bounds();
             match message.finish(frame, CallId::CONNECTION, bounds) {
                 Ok(mut remainder) => {
-                    let waited = waited == Some(Need::Room);
+                    let waited = place.is_some();
                     if self.kind != CallKind::Unary {
                         mark_kind(frame, self.kind);
                     }
@@ -578,11 +576,11 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                 self.state = State::Sent { connection, id };
                 return Ok(true);
             }
-            Ok(Sent::NoRoom) => self.prepare(Need::Room, Some(connection), deadline),
+            Ok(Sent::NoRoom) => self.prepare(Need::Room, Some(connection), deadline, place),
             Ok(Sent::Gone) => self.find_another(&connection, deadline, waited)?,
             // The server may take more than it must, but has not said so yet, or says so right now.
             Err((_, bounds)) if connection.may_take_more(bounds) => {
-                self.prepare(Need::Greeting, Some(connection), deadline)
+                self.prepare(Need::Greeting, Some(connection), deadline, None)
             }
             Err(_) if !connection.is_greeted() => self.find_another(&connection, deadline, waited)?,
             Err((error, _)) => return Err(too_large(&connection.peer, &error)),
@@ -604,7 +602,7 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             } else {
                 self.client.forget(gone);
             }
-            self.prepare(Need::Connection, None, deadline);
+            self.prepare(Need::Connection, None, deadline, None);
             return Ok(());
         }
         self.client.forget(gone);
@@ -615,24 +613,24 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         {
             return Err(error);
         }
-        self.prepare(Need::Connection, None, deadline);
+        self.prepare(Need::Connection, None, deadline, None);
         Ok(())
     }
 
-    fn prepare(&mut self, need: Need, connection: Option<Arc<Connection>>, deadline: Deadline) {
+    fn prepare(&mut self, need: Need, connection: Option<Arc<Connection>>, deadline: Deadline, place: Option<Place>) {
         let (client, patience) = (self.client.clone(), self.patience);
         let preparing = async move {
             let prepare = async {
                 match (need, connection) {
                     (Need::Room, Some(connection)) => {
-                        connection.wait_for_room().await;
-                        Ok(connection)
+                        let place = connection.wait_for_room(place).await;
+                        Ok((connection, Some(place)))
                     }
                     (Need::Greeting, Some(connection)) => {
                         connection.wait_for_greeting().await;
-                        Ok(connection)
+                        Ok((connection, None))
                     }
-                    _ => client.connected(patience).await,
+                    _ => Ok((client.connected(patience).await?, None)),
                 }
             };
             let prepared = match deadline.instant() {
@@ -647,7 +645,8 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
                     }
                 },
             };
-            Ok((Ready { connection: prepared?, deadline }, need))
+            let (connection, place) = prepared?;
+            Ok((Ready { connection, deadline, place }, need))
         };
         self.state = State::Preparing(Box::pin(preparing));
     }
@@ -692,13 +691,18 @@ impl<A, R, W> fmt::Debug for Call<A, R, W> {
     }
 }
 
-pub(crate) fn too_large(peer: &Arc<str>, error: &EncodeError) -> CallError {
-    let (len, max) = match *error {
+fn too_large(peer: &Arc<str>, error: &EncodeError) -> CallError {
+    let (len, max) = sizes(error);
+    CallError::RequestTooLarge { peer: Arc::clone(peer), len, max }
+}
+
+/// How long it is and may be what cannot be sent.
+pub(crate) fn sizes(error: &EncodeError) -> (u64, u64) {
+    match *error {
         EncodeError::MessageTooLong { len, max } => (len, max),
         EncodeError::HeadTooLong { len, max } => (len as u64, max as u64),
         _ => (0, 0),
-    };
-    CallError::RequestTooLarge { peer: Arc::clone(peer), len, max }
+    }
 }
 
 /// What a nested call leaves its caller of the time, to make something of the answer.

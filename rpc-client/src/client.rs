@@ -18,7 +18,8 @@ use crate::{
 /// A handle to one server, over one multiplexed connection.
 ///
 /// Cheap to clone; clones share the connection. It connects when there is a call to send, and again
-/// after a loss, with backoff. When the last handle and the last call are gone, it says goodbye; an
+/// after a loss, with backoff. The connection lives on the tokio runtime of the call that it was made for, which must have
+/// time and, for sockets, I/O enabled (`enable_all`); when that runtime ends, the next call makes another. When the last handle and the last call are gone, it says goodbye; an
 /// attempt to connect that is still under way is given up.
 ///
 /// What a server may do to it is bounded: how long it may be silent, how long it may take to greet, to
@@ -140,13 +141,10 @@ impl Client {
 
     /// Forgets a connection that takes no more calls, so that the next call gets a new one.
     pub(crate) fn forget(&self, gone: &Arc<Connection>) {
-        if gone.has_failed() {
-            // That is a failed attempt, and its task is about to say so.
-            return;
-        }
         {
             let mut manager = self.shared.lock();
-            if !manager.is_open(gone) {
+            // One that has failed is a failed attempt, and its task is about to say so.
+            if !manager.is_open(gone) || gone.has_failed() {
                 return;
             }
             manager.phase = Phase::Idle;
@@ -213,7 +211,7 @@ impl Client {
 
     /// The attempt fails.
     pub(crate) fn fail_attempt(&self) {
-        drop(crate::connecting::Attempt::new(&self.shared));
+        crate::connecting::Attempt::new(&self.shared).ends(Some(io::ErrorKind::ConnectionRefused.into()));
     }
 }
 

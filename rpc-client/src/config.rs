@@ -36,6 +36,7 @@ pub(crate) struct Config {
     /// A caller that is told at once can do something else.
     pub(crate) wait_for_ready: bool,
     pub(crate) interceptors: Interceptors,
+    pub(crate) trace_calls: bool,
     /// How many ids count as used when a connection begins: for tests of what happens at the last.
     pub(crate) ids_used: u64,
 }
@@ -57,6 +58,7 @@ impl Default for Config {
             write_timeout: Duration::from_secs(30),
             wait_for_ready: false,
             interceptors: Interceptors::default(),
+            trace_calls: false,
             ids_used: 0,
         }
     }

@@ -8,12 +8,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::{Either, select};
+use futures::{
+    FutureExt,
+    future::{Either, select},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     runtime::Handle,
     sync::{Notify, futures::OwnedNotified},
+    task::coop,
     time::{sleep, timeout},
 };
 
@@ -23,7 +27,7 @@ use crate::{
     clock,
     config::Config,
     connection::Connection,
-    driver::Driver,
+    driver::{Driver, Ended},
     error::CallError,
     gauges::{Gauge, Gauges, Token},
     sync::{Mutex, MutexGuard},
@@ -85,6 +89,25 @@ impl Manager {
         self.delay_next();
     }
 
+    /// The open connection has ended.
+    fn ended(&mut self, ended: Option<Ended>, connection: &Connection) {
+        match ended {
+            Some(Ended::Failed(cause)) => self.failed(io::Error::other(cause)),
+            Some(Ended::Drained) => self.delay_next(),
+            // The first attempt after a loss is delayed, too: all clients of a server lose it together.
+            Some(Ended::Proved) => self.delay_first(),
+            // It ended with its runtime, which is no fault of the server's, or by a panic of its transport, which
+            // may happen again at once.
+            None if connection.has_failed() => self.delay_first(),
+            None => {}
+        }
+    }
+
+    fn delay_first(&mut self) {
+        let delay = self.backoff.after_loss();
+        self.wait(delay);
+    }
+
     pub(crate) fn delay_next(&mut self) {
         let delay = self.backoff.next_delay();
         self.wait(delay);
@@ -137,12 +160,18 @@ impl Shared {
                 source: Arc::clone(failure),
             });
         }
+        began.get_or_insert(manager.failures);
         if matches!(manager.phase, Phase::Idle) {
             let runtime = Handle::try_current().map_err(|_| CallError::NoRuntime)?;
             manager.phase = Phase::Connecting;
-            runtime.spawn(Attempt::new(self).run(wait));
+            drop(manager);
+            // Outside of the lock: a runtime that shuts down drops what it is given then and there. To wait for
+            // that attempt would be to begin one after the other.
+            let attempt = runtime.spawn(Attempt::new(self).run(wait));
+            if matches!(coop::unconstrained(attempt).now_or_never(), Some(Err(refused)) if refused.is_cancelled()) {
+                return Err(CallError::NoRuntime);
+            }
         }
-        began.get_or_insert(manager.failures);
         Ok(None)
     }
 }
@@ -170,8 +199,8 @@ impl Drop for Shared {
     }
 }
 
-/// One attempt to connect. If it is dropped with its runtime, the next call begins another. It does
-/// not keep the client: when nobody has that any more, it ends.
+/// One attempt to connect. If it is dropped with its runtime, whoever waits for it or comes next begins another. It
+/// does not keep the client: when nobody has that any more, it ends.
 pub(crate) struct Attempt {
     shared: Weak<Shared>,
     target: Arc<Target>,
@@ -180,6 +209,7 @@ pub(crate) struct Attempt {
     abandoned: Pin<Box<OwnedNotified>>,
     limit: Duration,
     _connecting: Token<Arc<Gauge>>,
+    begun: bool,
     done: bool,
 }
 
@@ -191,11 +221,13 @@ impl Attempt {
             abandoned: Box::pin(Arc::clone(&shared.abandoned).notified_owned()),
             limit: shared.config.connect_timeout,
             _connecting: Token::new(Arc::clone(&shared.gauges.connecting)),
+            begun: false,
             done: false,
         }
     }
 
     async fn run(mut self, wait: Duration) {
+        self.begun = true;
         let (target, limit) = (Arc::clone(&self.target), self.limit);
         let connect = async {
             sleep(wait).await;
@@ -219,7 +251,7 @@ impl Attempt {
             Err(error) => {
                 tracing::debug!(peer = %shared.peer, %error, "cannot connect");
                 shared.gauges.failed_connects.fetch_add(1, Ordering::Relaxed);
-                self.failed(error);
+                self.ends(Some(error));
             }
         }
     }
@@ -238,34 +270,19 @@ impl Attempt {
         shared.changed.notify_waiters();
         let driver = Driver::new(transport, Arc::clone(&connection), Arc::clone(&shared.gauges), &shared.config);
         // Only callers keep the client: its connection alone must not.
-        let weak = Arc::downgrade(&shared);
+        let mut reign = Reign { shared: Arc::downgrade(&shared), connection, ended: None };
         drop(shared);
-        let failure = driver.run().await;
-        let Some(shared) = weak.upgrade() else { return };
-        {
-            let mut manager = shared.lock();
-            // One that has been replaced says nothing about the next attempt.
-            if manager.is_open(&connection) {
-                manager.phase = Phase::Idle;
-                match failure {
-                    Some(cause) => manager.failed(io::Error::other(cause)),
-                    // The first attempt after a loss is delayed, too: all clients of a server lose it
-                    // together.
-                    None => {
-                        let delay = manager.backoff.after_loss();
-                        manager.wait(delay);
-                    }
-                }
-            }
-        }
-        shared.changed.notify_waiters();
+        reign.ended = Some(driver.run().await);
     }
 
-    fn failed(&self, error: io::Error) {
+    /// It has come to nothing, and failed unless it never began.
+    pub(crate) fn ends(&self, failure: Option<io::Error>) {
         let Some(shared) = self.shared.upgrade() else { return };
         {
             let mut manager = shared.lock();
-            manager.failed(error);
+            if let Some(failure) = failure {
+                manager.failed(failure);
+            }
             if matches!(manager.phase, Phase::Connecting) {
                 manager.phase = Phase::Idle;
             }
@@ -277,10 +294,35 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         if !self.done {
-            self.failed(io::Error::other("the attempt was given up: its runtime ended, or the connector panicked"));
+            let why = "the attempt was given up: its runtime ended, or the connector panicked";
+            self.ends(self.begun.then(|| io::Error::other(why)));
         }
     }
 }
 
 /// Thirty years: longer than anybody waits, and within the range of every clock.
 const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+
+/// The time of an open connection. Its drop makes way for the next one: also where the connection is dropped with its
+/// runtime, or its transport panics.
+struct Reign {
+    shared: Weak<Shared>,
+    connection: Arc<Connection>,
+    /// What it was worth, if it came to its end.
+    ended: Option<Ended>,
+}
+
+impl Drop for Reign {
+    fn drop(&mut self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        {
+            let mut manager = shared.lock();
+            // One that has been replaced says nothing about the next attempt.
+            if manager.is_open(&self.connection) {
+                manager.phase = Phase::Idle;
+                manager.ended(self.ended.take(), &self.connection);
+            }
+        }
+        shared.changed.notify_waiters();
+    }
+}

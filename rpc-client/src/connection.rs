@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     mem,
-    pin::pin,
     sync::{
         Arc, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -11,14 +10,14 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use rpc_codec::{CallKind, GoAwayReason, Hello, PART_LEN, Remainder, SendBounds, patch_id};
+use rpc_codec::{CallKind, GoAwayReason, Hello, PART_LEN, Remainder, SendBounds, encode_credit, patch_id};
 use rpc_core::{CallId, Deadline, Executed, Metadata};
-use tokio::sync::Notify;
 
 use crate::{
     error::{CallError, LostCause},
     gauges::Load,
     items::Items,
+    line::Line,
     queue::{self, Withdrawal},
     slots::Slots,
     sync::{Mutex, MutexGuard},
@@ -41,10 +40,6 @@ pub(crate) struct Connection {
     pub(crate) partial: AtomicUsize,
     /// The credit of a stream from the server.
     pub(crate) window: u32,
-    /// Woken when there may be room for one more call.
-    pub(crate) room: Notify,
-    /// Woken when the server has said what it takes.
-    greeting: Notify,
 }
 
 /// What is changed under the lock.
@@ -63,8 +58,9 @@ pub(crate) struct State {
     max_calls: usize,
     pub(crate) greeted: bool,
     /// Callers that wait for room; newcomers queue up behind them.
-    waiting_for_room: usize,
-    waiting_for_greeting: usize,
+    pub(crate) room: Line,
+    /// Callers that wait for the server to say what it takes.
+    pub(crate) greeting: Line,
     pub(crate) task: Option<Waker>,
     /// The task will look at `out` anyway.
     pub(crate) task_is_awake: bool,
@@ -106,8 +102,8 @@ impl Connection {
                 withdrawals: Vec::new(),
                 max_calls: hello.advised_calls as usize,
                 greeted: false,
-                waiting_for_room: 0,
-                waiting_for_greeting: 0,
+                room: Line::default(),
+                greeting: Line::default(),
                 task: None,
                 task_is_awake: false,
                 closing: false,
@@ -117,8 +113,6 @@ impl Connection {
             unwritten: AtomicUsize::new(0),
             partial: AtomicUsize::new(0),
             window,
-            room: Notify::new(),
-            greeting: Notify::new(),
         };
         connection.set_bounds(&hello);
         Arc::new(connection)
@@ -135,7 +129,8 @@ impl Connection {
         state.greeted = true;
         state.max_calls = (hello.advised_calls as usize).clamp(1, MAX_CALLS);
         state.widen(hello.stream_window);
-        self.notify_all();
+        state.wake_for_room();
+        state.greeting.wake(usize::MAX, &mut state.slots.woken);
     }
 
     fn set_bounds(&self, hello: &Hello) {
@@ -161,7 +156,7 @@ impl Connection {
     }
 
     /// Appends a call of this kind whose id is still to be set, and takes what does not fit into its frame out of
-    /// `remainder`; `waker` is woken when its answer is there. `waited` for who comes from
+    /// `remainder`; `waker` is woken when its answer is there. `waited` for who has a place from
     /// [`Self::wait_for_room`].
     pub(crate) fn send(
         &self,
@@ -177,7 +172,7 @@ impl Connection {
             if state.ended.is_some() || state.closing || state.slots.exhausted() {
                 return Sent::Gone;
             }
-            if !state.has_room() || (state.waiting_for_room > 0 && !waited) {
+            if !state.has_room() || (!state.room.is_empty() && !waited) {
                 return Sent::NoRoom;
             }
             let items = (kind != CallKind::Unary)
@@ -203,23 +198,20 @@ impl Connection {
         body: &mut Vec<u8>,
         cx: &Context<'_>,
     ) -> Poll<Result<Metadata, Box<CallError>>> {
-        let (outcome, waiting, task) = {
+        let (outcome, next, task) = {
             let mut state = self.lock();
-            let outcome = state.slots.take(id, cx.waker(), body);
-            let task = if outcome.is_some() { state.last_one_out() } else { None };
-            (outcome, state.waiting_for_room, task)
+            let Some(outcome) = state.slots.take(id, cx.waker(), body) else { return Poll::Pending };
+            (outcome, state.next_for_room(), state.last_one_out())
         };
-        if outcome.is_some() && waiting > 0 {
-            self.room.notify_one();
-        }
+        wake(next);
         wake(task);
-        outcome.map_or(Poll::Pending, Poll::Ready)
+        Poll::Ready(outcome)
     }
 
     /// The caller of a call has gone. The task takes back what has not begun to leave; only it knows what
     /// that is.
     pub(crate) fn abandon(&self, id: CallId) {
-        let (waker, waiting) = {
+        let (waker, next) = {
             let mut state = self.lock();
             let mut waker = None;
             let had_parts_to_come = state.stop_upload(id);
@@ -229,68 +221,32 @@ impl Connection {
                 state.withdrawals.push(Withdrawal::new(id, had_parts_to_come).with_items(has_items));
                 waker = state.wake_task();
             }
-            (waker.or_else(|| state.last_one_out()), state.waiting_for_room)
+            (waker.or_else(|| state.last_one_out()), state.next_for_room())
         };
-        if waiting > 0 {
-            self.room.notify_one();
-        }
+        wake(next);
         wake(waker);
-    }
-
-    /// Waits until there may be room for one more call, or no more calls are taken.
-    ///
-    /// # Cancel safety
-    ///
-    /// A wake-up that a dropped future has got goes to the next one.
-    pub(crate) async fn wait_for_room(&self) {
-        let _waiting = Waiting::new(self, |state| &mut state.waiting_for_room);
-        let mut notified = pin!(self.room.notified());
-        loop {
-            notified.as_mut().enable();
-            {
-                let state = self.lock();
-                if state.has_room() || state.ended.is_some() || state.closing {
-                    return;
-                }
-            }
-            notified.as_mut().await;
-            notified.set(self.room.notified());
-        }
-    }
-
-    /// A caller that waited for room does not use it.
-    pub(crate) fn pass_room_on(&self) {
-        self.room.notify_one();
-    }
-
-    /// Waits until the server has said what it takes, or no more calls are taken.
-    pub(crate) async fn wait_for_greeting(&self) {
-        let _waiting = Waiting::new(self, |state| &mut state.waiting_for_greeting);
-        let mut greeted = pin!(self.greeting.notified());
-        greeted.as_mut().enable();
-        {
-            let state = self.lock();
-            if state.greeted || state.ended.is_some() || state.closing {
-                return;
-            }
-        }
-        greeted.await;
     }
 
     /// Takes no calls any more; the task says goodbye when those that are out have ended.
     pub(crate) fn close(&self) {
-        let waker = {
+        let (task, mut woken) = {
             let mut state = self.lock();
             state.closing = true;
-            state.wake_task()
+            state.wake_all_waiting();
+            (state.wake_task(), mem::take(&mut state.slots.woken))
         };
-        self.notify_all();
-        wake(waker);
+        woken.drain(..).for_each(Waker::wake);
+        wake(task);
     }
 
     /// Why no call is taken any more.
     pub(crate) fn ended(&self) -> Option<CallError> {
         self.lock().ended.clone()
+    }
+
+    /// Whether the server has said that it drains.
+    pub(crate) fn drains(&self) -> bool {
+        self.lock().drains()
     }
 
     /// Whether it ended before it was of any use; its task is about to say so to the client.
@@ -304,7 +260,7 @@ impl Connection {
         let state = self.lock();
         Load {
             calls: state.slots.used(),
-            waiting: state.waiting_for_room + state.waiting_for_greeting,
+            waiting: state.room.len() + state.greeting.len(),
             outbound: state.out.len()
                 + state.uploads_len()
                 + state.slots.items_to_send_len()
@@ -318,15 +274,11 @@ impl Connection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn notify_all(&self) {
-        self.room.notify_waiters();
-        self.greeting.notify_waiters();
-    }
-
     /// Fails what waits and takes nothing more. `writing` is what the task has taken, of which `sent` bytes have left.
-    pub(crate) fn end(&self, cause: &LostCause, writing: &[u8], sent: usize) {
+    /// Whether the server had said that it would drain, and has done so: nobody has lost anything.
+    pub(crate) fn end(&self, cause: &LostCause, writing: &[u8], sent: usize) -> bool {
         let mut wakers = Vec::new();
-        {
+        let drained = {
             let mut state = self.lock();
             // A server that has said why it breaks off and then does is believed. One that drains has
             // promised to finish.
@@ -345,10 +297,12 @@ impl Connection {
             unsent.extend(state.uploads.iter().filter(|upload| upload.request.is_some()).map(|upload| upload.id));
             unsent.sort_unstable();
             let waiting: Vec<_> = state.slots.waiting().collect();
+            let drained = waiting.is_empty() && matches!(cause, LostCause::ServerClosed) && state.drains();
             for id in waiting {
                 let executed = state.executed(id, unsent.binary_search(&id).is_ok());
                 wakers.extend(state.slots.fail(id, lost(executed)));
             }
+            state.wake_all_waiting();
             wakers.append(&mut state.slots.woken);
             state.ended.get_or_insert(lost(Executed::Never));
             state.out = Vec::new();
@@ -357,15 +311,77 @@ impl Connection {
             state.task = None;
             self.unwritten.store(0, Ordering::Relaxed);
             self.partial.store(0, Ordering::Relaxed);
-        }
-        self.notify_all();
+            drained
+        };
         wakers.into_iter().for_each(Waker::wake);
+        drained
     }
 }
 
 impl State {
     fn has_room(&self) -> bool {
         self.slots.used() < self.max_calls && self.out.len() < MAX_QUEUED_LEN
+    }
+
+    /// For how many calls more there is room.
+    pub(crate) fn free(&self) -> usize {
+        if self.has_room() { self.max_calls - self.slots.used() } else { 0 }
+    }
+
+    /// Who waits for room and may go on, now that there is room for one call more or one less waits.
+    #[inline]
+    pub(crate) fn next_for_room(&mut self) -> Option<Waker> {
+        if self.room.is_empty() {
+            return None;
+        }
+        let free = self.free();
+        self.room.next(free)
+    }
+
+    /// There may be room for several calls more.
+    pub(crate) fn wake_for_room(&mut self) {
+        let free = self.free();
+        self.room.wake(free, &mut self.slots.woken);
+    }
+
+    /// No more calls are taken.
+    pub(crate) fn wake_all_waiting(&mut self) {
+        for line in [&mut self.room, &mut self.greeting] {
+            line.wake(usize::MAX, &mut self.slots.woken);
+        }
+    }
+
+    fn drains(&self) -> bool {
+        matches!(&self.ended, Some(CallError::GoingAway { reason: GoAwayReason::Drain, .. }))
+    }
+
+    /// Gives back what is kept for the next call, when there has been none for long. What waits to be written stays.
+    pub(crate) fn let_go(&mut self) {
+        self.out.shrink_to_fit();
+        self.withdrawals.shrink_to_fit();
+        self.uploads.shrink_to_fit();
+        self.slots.let_go();
+    }
+
+    /// Lets the server send so many bytes of a call's items more, unless it does not read what it is told: then that
+    /// is noted, and it waits.
+    pub(crate) fn give_credit(&mut self, id: CallId, bytes: u32) {
+        let Some(items) = self.slots.items(id) else { return };
+        if self.out.len() < MAX_QUEUED_LEN {
+            items.inflow.give(bytes);
+            encode_credit(&mut self.out, id, bytes);
+        } else {
+            items.withheld = items.withheld.saturating_add(bytes);
+        }
+    }
+
+    /// Appends the credit to `out` that was withheld.
+    pub(crate) fn give_withheld(&mut self, out: &mut Vec<u8>) {
+        for (id, items) in self.slots.all_items().filter(|(_, items)| items.withheld > 0) {
+            let bytes = mem::take(&mut items.withheld);
+            items.inflow.give(bytes);
+            encode_credit(out, id, bytes);
+        }
     }
 
     pub(crate) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
@@ -423,7 +439,7 @@ impl State {
     /// The server's window is known.
     fn widen(&mut self, window: u32) {
         self.server_window = self.server_window.max(window);
-        let woken: Vec<_> = self.slots.all_items().filter_map(|items| items.widen(window)).collect();
+        let woken: Vec<_> = self.slots.all_items().filter_map(|(_, items)| items.widen(window)).collect();
         self.slots.woken.extend(woken);
     }
 
@@ -443,11 +459,6 @@ impl State {
         if incomplete && !self.slots.has_parts_to_come(id) { Executed::Never } else { Executed::Maybe }
     }
 
-    /// Whether anybody waits for room.
-    pub(crate) fn has_waiting(&self) -> bool {
-        self.waiting_for_room > 0
-    }
-
     /// The waker of the task if it waits for the last call to end, and that has happened.
     pub(crate) fn last_one_out(&mut self) -> Option<Waker> {
         if self.closing && self.slots.used() == 0 { self.wake_task() } else { None }
@@ -456,25 +467,6 @@ impl State {
     /// The waker to be woken when the lock is released; none if the task is awake.
     pub(crate) fn wake_task(&mut self) -> Option<Waker> {
         if mem::replace(&mut self.task_is_awake, true) { None } else { self.task.clone() }
-    }
-}
-
-/// Counts as one that waits until it is dropped.
-struct Waiting<'a> {
-    connection: &'a Connection,
-    count: fn(&mut State) -> &mut usize,
-}
-
-impl<'a> Waiting<'a> {
-    fn new(connection: &'a Connection, count: fn(&mut State) -> &mut usize) -> Self {
-        *count(&mut connection.lock()) += 1;
-        Self { connection, count }
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        *(self.count)(&mut self.connection.lock()) -= 1;
     }
 }
 

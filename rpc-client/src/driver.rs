@@ -54,6 +54,8 @@ pub(crate) struct Driver<T> {
     vigil: Vigil,
     pub(crate) noise: Noise,
     phase: Phase,
+    /// How many calls there had been at the last look.
+    opened: u64,
     /// The server answered a call, so connecting to it was worth it.
     pub(crate) proved_good: bool,
     over: bool,
@@ -90,20 +92,27 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             vigil: Vigil::new(config, clock::now()),
             noise: Noise::new(),
             phase: Phase::Open,
+            opened: 0,
             proved_good: false,
             over: false,
         }
     }
 
-    /// Drives the connection to its end; why it ended, if it had not proved good by then.
-    pub(crate) async fn run(mut self) -> Option<LostCause> {
+    /// Drives the connection to its end.
+    pub(crate) async fn run(mut self) -> Ended {
         let cause = poll_fn(|cx| self.poll(cx)).await;
         tracing::debug!(peer = %self.connection.peer, %cause, "connection ended");
         self.finish(&cause);
         if let Some(reason) = told(&cause) {
             self.tell_why(reason, &cause);
         }
-        (!self.proved_good).then_some(cause)
+        if self.proved_good {
+            Ended::Proved
+        } else if self.phase != Phase::Open && self.connection.drains() {
+            Ended::Drained
+        } else {
+            Ended::Failed(cause)
+        }
     }
 
     /// Tells the server what it did or failed to do, if that can be written without waiting.
@@ -204,7 +213,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             mem::swap(&mut state.out, &mut self.writing);
         }
         if was_full && state.out.len() < MAX_QUEUED_LEN {
-            connection.room.notify_waiters();
+            state.wake_for_room();
+            state.give_withheld(&mut self.writing);
         }
         if state.closing && state.slots.used() == 0 && self.phase == Phase::Open {
             self.phase = Phase::Leaving;
@@ -377,7 +387,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         if self.vigil.look(clock::now())? == Seen::Silence && self.phase == Phase::Open {
             self.connection.lock().append(|out| encode_ping(out, PING));
         }
+        self.let_go();
         Ok(())
+    }
+
+    /// Gives back the buffers of a connection on which nothing has been called since the last look: not sooner, for
+    /// whoever calls again and again would have to make new ones each time.
+    fn let_go(&mut self) {
+        let mut state = self.connection.lock();
+        let opened = state.slots.opened();
+        if mem::replace(&mut self.opened, opened) == opened && state.slots.used() == 0 && self.writing.is_empty() {
+            state.let_go();
+            self.writing.shrink_to_fit();
+            self.wakers.shrink_to_fit();
+        }
     }
 
     /// Whether the timer has fired. It is armed for `due` unless it fires before that anyway.
@@ -404,12 +427,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
 }
 
 impl<T> Driver<T> {
+    /// Whether we have not said goodbye.
+    pub(crate) fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
     /// The connection has ended: what waits ends with it.
     fn finish(&mut self, cause: &LostCause) {
         if mem::replace(&mut self.over, true) {
             return;
         }
-        self.connection.end(cause, &self.writing, self.sent);
+        if self.connection.end(cause, &self.writing, self.sent) && self.phase == Phase::Open {
+            // It has left before we had a turn to.
+            self.phase = Phase::Leaving;
+        }
         if self.phase == Phase::Open {
             self.gauges.lost(cause);
         }
@@ -423,6 +454,16 @@ impl<T> Drop for Driver<T> {
         // After a regular end this does nothing.
         self.finish(&LostCause::RuntimeEnded);
     }
+}
+
+/// What a connection was worth when it ended.
+pub(crate) enum Ended {
+    /// The server has answered a call.
+    Proved,
+    /// It has not, and has drained in peace.
+    Drained,
+    /// It has not, and the connection was lost.
+    Failed(LostCause),
 }
 
 enum Turn {

@@ -51,16 +51,26 @@ pub enum CallError {
     DeadlineExceeded {
         /// The other end.
         peer: Arc<str>,
-        /// [`Executed::Never`] if the call was still waiting for a connection or for room on it, or if its
-        /// request had not been handed to the transport, or only in part: then the rest never is.
+        /// [`Executed::Never`] if the call was still waiting for a connection or for room on it, or if of its
+        /// request no byte had been handed to the transport, or not all of its parts: then the others never are.
         executed: Executed,
     },
-    /// The request, or an item, is longer than the server takes. A request is then never executed.
+    /// The request is longer than the server takes. Never executed.
     #[error("the request of {len} bytes exceeds the {max} that {peer} takes")]
     RequestTooLarge {
         /// The other end.
         peer: Arc<str>,
         /// The length of the body in bytes, or of the head if that is what is too long.
+        len: u64,
+        /// What may be sent.
+        max: u64,
+    },
+    /// An item is longer than the server takes, and was not sent. The service may have run on those before it.
+    #[error("the item of {len} bytes exceeds the {max} that {peer} takes")]
+    ItemTooLarge {
+        /// The other end.
+        peer: Arc<str>,
+        /// The length of the item in bytes.
         len: u64,
         /// What may be sent.
         max: u64,
@@ -78,6 +88,9 @@ pub enum CallError {
     /// The arguments cannot be encoded. Never executed.
     #[error("the arguments cannot be encoded")]
     Encode(#[source] PayloadError),
+    /// An item cannot be encoded, and was not sent. The service may have run on those before it.
+    #[error("an item cannot be encoded")]
+    EncodeItem(#[source] PayloadError),
     /// Metadata of the call breaks a rule. Never executed.
     #[error("the call's metadata cannot be sent")]
     Metadata(#[source] MetadataError),
@@ -116,6 +129,15 @@ pub enum CallError {
         /// The other end.
         peer: Arc<str>,
     },
+    /// An item was put into the sink of a call as no sink may be used, and was not sent: behind its end, or without
+    /// having asked whether there is room. The call goes on.
+    #[error("an item was put into the sink of the call {how}")]
+    SinkMisused {
+        /// The other end.
+        peer: Arc<str>,
+        /// How it was put there.
+        how: &'static str,
+    },
     /// The call was polled outside of a tokio runtime. Never executed.
     #[error("a call needs a tokio runtime, and there is none here")]
     NoRuntime,
@@ -128,11 +150,16 @@ impl CallError {
             Self::Status(status) => status.code(),
             Self::Connect { .. } | Self::Lost { .. } | Self::GoingAway { .. } => StatusCode::Unavailable,
             Self::DeadlineExceeded { .. } => StatusCode::DeadlineExceeded,
-            Self::RequestTooLarge { .. } | Self::ResponseTooLarge { .. } => StatusCode::ResourceExhausted,
-            Self::Metadata(_) => StatusCode::InvalidArgument,
-            Self::Encode(_) | Self::Decode { .. } | Self::MalformedResponse { .. } | Self::NoRuntime => {
-                StatusCode::Internal
+            Self::RequestTooLarge { .. } | Self::ItemTooLarge { .. } | Self::ResponseTooLarge { .. } => {
+                StatusCode::ResourceExhausted
             }
+            Self::Metadata(_) => StatusCode::InvalidArgument,
+            Self::Encode(_)
+            | Self::EncodeItem(_)
+            | Self::Decode { .. }
+            | Self::MalformedResponse { .. }
+            | Self::SinkMisused { .. }
+            | Self::NoRuntime => StatusCode::Internal,
             Self::Layer(_) => StatusCode::Unknown,
             Self::Closed | Self::Ended { .. } | Self::SinkDropped { .. } => StatusCode::Cancelled,
         }
@@ -144,10 +171,20 @@ impl CallError {
             Self::Status(status) => status.executed(),
             Self::Lost { executed, .. } | Self::DeadlineExceeded { executed, .. } => *executed,
             Self::Decode { .. } | Self::ResponseTooLarge { .. } => Executed::Finished,
-            Self::MalformedResponse { .. } | Self::Layer(_) | Self::Ended { .. } | Self::SinkDropped { .. } => {
-                Executed::Maybe
-            }
-            _ => Executed::Never,
+            Self::MalformedResponse { .. }
+            | Self::Layer(_)
+            | Self::ItemTooLarge { .. }
+            | Self::EncodeItem(_)
+            | Self::Ended { .. }
+            | Self::SinkDropped { .. }
+            | Self::SinkMisused { .. } => Executed::Maybe,
+            Self::Connect { .. }
+            | Self::GoingAway { .. }
+            | Self::RequestTooLarge { .. }
+            | Self::Encode(_)
+            | Self::Metadata(_)
+            | Self::Closed
+            | Self::NoRuntime => Executed::Never,
         }
     }
 

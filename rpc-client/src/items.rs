@@ -19,6 +19,8 @@ pub(crate) struct Items {
     /// The last item is in the queue, and END behind it.
     pub(crate) ended: bool,
     pub(crate) sender: Option<Waker>,
+    /// Credit that the server is owed, and is told of when it has read what it was told before.
+    pub(crate) withheld: u32,
     server_window: u32,
 }
 
@@ -33,6 +35,7 @@ impl Items {
             held_back,
             ended: false,
             sender: None,
+            withheld: 0,
             server_window,
         })
     }

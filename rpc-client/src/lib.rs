@@ -19,6 +19,7 @@ mod error;
 mod gauges;
 mod intercept;
 mod items;
+mod line;
 mod noise;
 mod queue;
 #[cfg(all(test, shuttle))]

@@ -62,6 +62,37 @@ fn every_call_is_answered_whoever_else_is_dropped_or_moved_and_waits_for_a_conne
 }
 
 #[test]
+fn who_waits_for_room_is_sent_before_whoever_comes_later() {
+    under_schedules(|| {
+        let client = client();
+        client.begin_attempt();
+        let pipe = Arc::new(Pipe::new(ROOM));
+        let driving = client.drive(End(Arc::clone(&pipe)));
+        let driving = thread::spawn(move || block_on(driving));
+        let server = {
+            let pipe = Arc::clone(&pipe);
+            thread::spawn(move || serve(&pipe, Plan { calls_at_once: 1, ..Plan::STAY }))
+        };
+        block_on(call_of(&client, 0, true)).expect("the connection stays");
+        let mut calls: Vec<_> = (1..=3).map(|n| call_of(&client, n, false)).collect();
+        // The first takes the room, the second is in line, and the third comes whenever it may.
+        let first_is_answered = poll_once(&mut calls[0]).is_ready();
+        let second_is_answered = poll_once(&mut calls[1]).is_ready();
+        let callers: Vec<_> = (1..)
+            .zip(calls)
+            .skip(usize::from(first_is_answered))
+            .filter(|&(n, _)| n != 2 || !second_is_answered)
+            .map(|(n, call)| thread::spawn(move || check(n, block_on(call))))
+            .collect();
+        callers.into_iter().for_each(|caller| caller.join().unwrap());
+        client.close();
+        driving.join().unwrap();
+        server.join().unwrap();
+        assert_eq!(*pipe.asked.lock().unwrap(), [0, 1, 2, 3].map(|n: u32| n.to_be_bytes().to_vec()));
+    });
+}
+
+#[test]
 fn a_long_request_is_not_too_long_for_a_server_that_says_at_any_moment_that_it_takes_it() {
     const LONG: usize = 64 * 1024 + 1;
     under_schedules(|| {
@@ -268,7 +299,10 @@ fn serve(pipe: &Pipe, plan: Plan) {
                     last = request.id;
                     if request.more {
                         parted.insert(request.id, request.body.to_vec());
-                    } else if plan.greets && plan.ends.is_none_or(|(after, _)| done < after) {
+                        continue;
+                    }
+                    pipe.asked.lock().unwrap().push(request.body.to_vec());
+                    if plan.greets && plan.ends.is_none_or(|(after, _)| done < after) {
                         (done, last_answered) = (done + 1, request.id);
                         pipe.answer(|out| echo(out, request.id, request.body));
                     }
@@ -319,6 +353,8 @@ fn echo(out: &mut Vec<u8>, id: CallId, body: &[u8]) {
 /// A transport between a task and a thread.
 pub(crate) struct Pipe {
     room: usize,
+    /// What the server was asked, but for what came in parts.
+    asked: Mutex<Vec<Vec<u8>>>,
     state: Mutex<PipeState>,
     /// The server waits for bytes, or for their end.
     arrived: Condvar,
@@ -343,7 +379,7 @@ impl PipeState {
 
 impl Pipe {
     pub(crate) fn new(room: usize) -> Self {
-        Self { room, state: Mutex::default(), arrived: Condvar::new() }
+        Self { room, asked: Mutex::default(), state: Mutex::default(), arrived: Condvar::new() }
     }
 
     pub(crate) fn answer(&self, write: impl FnOnce(&mut Vec<u8>)) {

@@ -14,7 +14,7 @@ use rpc_codec::{CodecId, EncodeItem, ItemError, PayloadError, charge, encode_end
 use rpc_core::CallId;
 
 use crate::{
-    call::too_large,
+    call::sizes,
     connection::{Connection, wake},
     error::CallError,
     queue::Withdrawal,
@@ -38,18 +38,25 @@ impl Connection {
         Poll::Pending
     }
 
-    /// Puts items of a call into its queue, `last` if END is the last of them. Of a call that has ended
-    /// nothing is kept.
-    fn push_items(&self, id: CallId, batch: &mut Vec<u8>, items: u64, charged: i64, last: bool) {
+    /// Puts items of a call into its queue, or END if there are none. Of a call that has ended nothing is kept.
+    /// Items for which there is no credit are refused: the server would end the connection, which others share.
+    fn push_items(&self, id: CallId, batch: &mut Vec<u8>, items: u64, charged: i64) -> Result<(), CallError> {
         let task = {
             let mut state = self.lock();
-            let Some(queue) = state.slots.items(id) else { return batch.clear() };
+            let Some(queue) = state.slots.items(id) else {
+                batch.clear();
+                return Ok(());
+            };
+            if items > 0 && queue.outflow.credit() <= 0 {
+                return Err(misused(&self.peer, WITHOUT_ROOM));
+            }
             queue.outflow.push(batch, items, charged);
-            queue.ended |= last;
+            queue.ended |= items == 0;
             state.list_items(id);
             state.wake_task()
         };
         wake(task);
+        Ok(())
     }
 
     fn look_at_items<R>(&self, id: CallId, look: impl FnOnce(&mut crate::items::Items) -> R) -> Option<R> {
@@ -104,7 +111,8 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
     /// # Errors
     ///
     /// The call has ended, and its answer says how. Or the item cannot be encoded, or is longer than
-    /// the server takes; it is not sent then.
+    /// the server takes; it is not sent then. Or the sink was closed as a [`Sink`]. But for the first the call goes
+    /// on if the sink does.
     ///
     /// # Cancel safety
     ///
@@ -116,14 +124,14 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
 
     /// Whether an item could be sent now without waiting.
     pub fn is_ready(&self) -> bool {
-        self.connection.look_at_items(self.id, |items| items.is_ready()).unwrap_or(false)
+        !self.ended && self.connection.look_at_items(self.id, |items| items.is_ready()).unwrap_or(false)
     }
 
     /// Waits until an item can be sent without waiting.
     ///
     /// # Errors
     ///
-    /// The call has ended.
+    /// The call has ended, or the sink was closed.
     ///
     /// # Cancel safety
     ///
@@ -152,23 +160,29 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
     }
 
     fn poll_sendable(&self, cx: &mut Context<'_>) -> Poll<Result<(i64, usize), CallError>> {
+        if self.ended {
+            return Poll::Ready(Err(misused(&self.connection.peer, BEHIND_END)));
+        }
         ready!(proceed(cx));
         self.connection.poll_room(self.id, cx.waker())
     }
 
     fn push(&mut self, item: &T) -> Result<(), CallError> {
+        if self.ended {
+            return Err(misused(&self.connection.peer, BEHIND_END));
+        }
         // A panic of theirs may have left something.
         self.batch.clear();
         let charged = self.encode(item)?;
-        self.connection.push_items(self.id, &mut self.batch, 1, charged, false);
-        Ok(())
+        self.connection.push_items(self.id, &mut self.batch, 1, charged)
     }
 
     fn say_end(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
             self.batch.clear();
             encode_end(&mut self.batch, self.id);
-            self.connection.push_items(self.id, &mut self.batch, 0, 0, true);
+            // END needs no credit.
+            let _ = self.connection.push_items(self.id, &mut self.batch, 0, 0);
         }
     }
 
@@ -178,8 +192,11 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
         let (bounds, codec) = (self.connection.bounds(), self.codec);
         encode_item(&mut self.batch, self.id, bounds, |out| W::encode(codec, item, out)).map(charge).map_err(
             |error: ItemError<PayloadError>| match error {
-                ItemError::Encode(error) => CallError::Encode(error),
-                ItemError::TooLong(error) => too_large(&self.connection.peer, &error),
+                ItemError::Encode(error) => CallError::EncodeItem(error),
+                ItemError::TooLong(error) => {
+                    let (len, max) = sizes(&error);
+                    CallError::ItemTooLarge { peer: Arc::clone(&self.connection.peer), len, max }
+                }
             },
         )
     }
@@ -208,7 +225,7 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
                 }
             };
             if count > 0 {
-                self.connection.push_items(self.id, &mut self.batch, count, charged, false);
+                self.connection.push_items(self.id, &mut self.batch, count, charged)?;
             }
             match end {
                 None => {}
@@ -243,6 +260,14 @@ impl<T, W: EncodeItem<T>> Sink<T> for ItemSink<T, W> {
         Poll::Ready(Ok(()))
     }
 }
+
+#[cold]
+fn misused(peer: &Arc<str>, how: &'static str) -> CallError {
+    CallError::SinkMisused { peer: Arc::clone(peer), how }
+}
+
+const BEHIND_END: &str = "behind its end";
+const WITHOUT_ROOM: &str = "without having asked whether there is room";
 
 impl<T, W: EncodeItem<T>> Unpin for ItemSink<T, W> {}
 

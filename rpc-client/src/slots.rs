@@ -87,6 +87,11 @@ impl Slots {
         self.used
     }
 
+    /// How many calls there have been.
+    pub(crate) fn opened(&self) -> u64 {
+        self.sequence
+    }
+
     /// Whether another call can be named on this connection.
     pub(crate) fn exhausted(&self) -> bool {
         self.sequence >= CallId::MAX_SEQUENCE
@@ -172,8 +177,17 @@ impl Slots {
     }
 
     /// The items of all calls that wait.
-    pub(crate) fn all_items(&mut self) -> impl Iterator<Item = &mut Items> {
-        self.slots.iter_mut().filter(|slot| slot.is_waiting()).filter_map(|slot| slot.items.as_deref_mut())
+    pub(crate) fn all_items(&mut self) -> impl Iterator<Item = (CallId, &mut Items)> {
+        let waiting = self.slots.iter_mut().filter(|slot| slot.is_waiting());
+        waiting.filter_map(|slot| Some((slot.id, slot.items.as_deref_mut()?)))
+    }
+
+    /// Gives back the buffers that are kept for answers to come. The slots stay: late answers find theirs.
+    pub(crate) fn let_go(&mut self) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.id == CallId::CONNECTION) {
+            slot.body = Vec::new();
+        }
+        self.woken.shrink_to_fit();
     }
 
     /// Adds an item, or its first part, to those of a call that waits. Its waker if one is complete.

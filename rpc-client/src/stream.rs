@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::Stream;
-use rpc_codec::{CodecId, DecodeItem, Intake, encode_credit};
+use rpc_codec::{CodecId, DecodeItem, Intake};
 use rpc_core::{CallId, Metadata};
 use tokio::task::coop;
 
@@ -63,16 +63,14 @@ impl Connection {
         waker: &Waker,
         body: &mut Vec<u8>,
     ) -> Poll<Result<Came, Box<CallError>>> {
-        let (came, room, task) = {
+        let (came, next, task) = {
             let mut state = self.lock();
             let came = state.slots.take_items(id, intake, waker, body);
             // What is left of a call that has ended is freed when its outcome is taken.
             let ended = matches!(came, Some(Ok(Came::End(_)) | Err(_)));
-            if ended { (came, state.has_waiting(), state.last_one_out()) } else { (came, false, None) }
+            if ended { (came, state.next_for_room(), state.last_one_out()) } else { (came, None, None) }
         };
-        if room {
-            self.room.notify_one();
-        }
+        wake(next);
         wake(task);
         came.map_or(Poll::Pending, Poll::Ready)
     }
@@ -81,9 +79,7 @@ impl Connection {
     fn give_credit(&self, id: CallId, bytes: u32) {
         let task = {
             let mut state = self.lock();
-            let Some(items) = state.slots.items(id) else { return };
-            items.inflow.give(bytes);
-            state.append(|out| encode_credit(out, id, bytes));
+            state.give_credit(id, bytes);
             state.wake_task()
         };
         wake(task);
@@ -238,6 +234,10 @@ impl<R, V: DecodeItem<R>> Reply<R, V> {
     /// # Errors
     ///
     /// As for the reply itself.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the call up.
     pub async fn response(mut self) -> Result<Response<R>, CallError> {
         let (value, metadata) = poll_fn(|cx| self.poll_reply(cx)).await?;
         Ok(Response { value, metadata, _private: PhantomData })

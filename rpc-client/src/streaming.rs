@@ -5,6 +5,7 @@ use std::{
     future::poll_fn,
     marker::PhantomData,
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -100,7 +101,8 @@ pub struct ServerStream<A, T, W = Coded> {
 enum State<T, W> {
     New,
     Open(ItemStream<T, W>),
-    Failed,
+    /// With why; unless the caller's own `Serialize` has panicked.
+    Failed(Option<CallError>),
 }
 
 impl<A, T, W> ServerStream<A, T, W> {
@@ -113,7 +115,11 @@ impl<A: Serialize + 'static, T, W: DecodeItem<T>> ServerStream<A, T, W> {
     ///
     /// # Errors
     ///
-    /// It could not be sent.
+    /// It could not be sent; also if it was tried before.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the call up.
     pub async fn open(mut self) -> Result<ItemStream<T, W>, CallError> {
         poll_fn(|cx| self.poll_opened(cx).map_ok(|_| ())).await?;
         match self.state {
@@ -127,6 +133,10 @@ impl<A: Serialize + 'static, T, W: DecodeItem<T>> ServerStream<A, T, W> {
     /// # Errors
     ///
     /// As [`ItemStream::message`], and the call could not be sent.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing: the call goes on, and the next future goes on with it.
     pub async fn message(&mut self) -> Result<Option<T>, CallError> {
         poll_fn(|cx| self.poll_item(cx)).await.transpose()
     }
@@ -141,16 +151,20 @@ impl<A: Serialize + 'static, T, W: DecodeItem<T>> ServerStream<A, T, W> {
 
     fn poll_opened(&mut self, cx: &mut Context<'_>) -> Poll<Result<&mut ItemStream<T, W>, CallError>> {
         if matches!(self.state, State::New) {
-            self.state = State::Failed;
+            self.state = State::Failed(None);
             match self.call.poll_open(cx) {
                 Poll::Pending => self.state = State::New,
                 Poll::Ready(Ok(opened)) => self.state = State::Open(ItemStream::new(opened)),
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Ready(Err(error)) => self.state = State::Failed(Some(error)),
             }
         }
         match &mut self.state {
             State::Open(items) => Poll::Ready(Ok(items)),
-            _ => Poll::Pending,
+            State::New => Poll::Pending,
+            State::Failed(why) => {
+                let ended = || CallError::Ended { peer: Arc::clone(self.call.peer()) };
+                Poll::Ready(Err(why.clone().unwrap_or_else(ended)))
+            }
         }
     }
 
@@ -158,7 +172,7 @@ impl<A: Serialize + 'static, T, W: DecodeItem<T>> ServerStream<A, T, W> {
         if let State::Open(items) = &mut self.state {
             return items.poll_item(cx);
         }
-        if matches!(self.state, State::Failed) {
+        if matches!(self.state, State::Failed(_)) {
             return Poll::Ready(None);
         }
         match ready!(self.poll_opened(cx)) {
@@ -246,6 +260,10 @@ impl<A: Serialize + 'static, T, R, W: EncodeItem<T>, V: DecodeItem<R>> ClientStr
     /// # Errors
     ///
     /// It could not be sent.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the call up.
     pub async fn open(mut self) -> Result<(ItemSink<T, W>, Reply<R, V>), CallError> {
         let opened = poll_fn(|cx| self.call.poll_open(cx)).await?;
         Ok((ItemSink::new(&opened), Reply::new(opened)))
@@ -294,6 +312,10 @@ impl<A: Serialize + 'static, T, U, W: EncodeItem<T>, V: DecodeItem<U>> BothWays<
     /// # Errors
     ///
     /// It could not be sent.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the call up.
     pub async fn open(mut self) -> Result<(ItemSink<T, W>, ItemStream<U, V>), CallError> {
         let opened = poll_fn(|cx| self.call.poll_open(cx)).await?;
         Ok(split(opened))
@@ -311,6 +333,11 @@ impl<A, T, U, W, V> fmt::Debug for BothWays<A, T, U, W, V> {
 }
 
 /// The server's items of a call that sends those of a stream; see [`BothWays::send_all`].
+///
+/// # Cancel safety
+///
+/// A future that waits for an item loses nothing when it is dropped. Dropping the stream gives the call up; of the
+/// client's items those may have been sent that were taken from its stream.
 #[must_use = "streams do nothing unless polled"]
 pub struct Exchange<A, S, T, U, W: EncodeItem<T>, V> {
     items: Pin<Box<S>>,

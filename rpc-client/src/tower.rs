@@ -86,7 +86,8 @@ impl ClientBuilder {
     /// sees those, too.
     ///
     /// An error of a layer that is a [`CallError`] is the caller's as it is; another is
-    /// [`CallError::Layer`].
+    /// [`CallError::Layer`]. [`CallError::executed`] speaks of the one time that the error is from: behind a layer that
+    /// sends calls again, *never* does not mean that no earlier one was executed. Such a layer asks it of every error.
     pub fn layer<L>(mut self, layer: L) -> Self
     where
         L: Layer<Next> + Send + 'static,

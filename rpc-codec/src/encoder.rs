@@ -240,8 +240,8 @@ pub fn encode_credit(out: &mut Vec<u8>, id: CallId, bytes: u32) {
 ///
 /// # Errors
 ///
-/// That of `encode`, or the item is longer than the other end takes. `out` is then as it was, also when
-/// `encode` panics and its caller cuts `out` back.
+/// That of `encode`, or the item is longer than the other end takes. `out` is then as it was. If `encode` panics, what it
+/// has written is left, and whoever catches that cuts `out` back.
 pub fn encode_item<E>(
     out: &mut Vec<u8>,
     id: CallId,

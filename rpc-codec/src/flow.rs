@@ -57,6 +57,10 @@ impl FrameQueue {
             self.frames.clear();
             mem::swap(&mut self.frames, batch);
         } else {
+            // What moves is no more than what has been taken since it moved last, so it costs no more than that did.
+            if self.taken >= self.frames.len() / 2 {
+                self.frames.drain(..mem::take(&mut self.taken));
+            }
             self.frames.append(batch);
         }
     }
@@ -457,6 +461,27 @@ mod tests {
             };
             complete.unwrap();
         }
+    }
+
+    #[test]
+    fn a_queue_that_is_never_empty_keeps_what_waits_and_not_all_that_was_ever_in_it() {
+        const WAITS: usize = 4 * PART_LEN;
+        let (mut queue, mut frame, mut out) = (FrameQueue::default(), Vec::new(), Vec::new());
+        let _ = encode_item::<()>(&mut frame, ID, bounds(64 * 1024), |out| {
+            out.resize(out.len() + 1_000, 7);
+            Ok(())
+        });
+        let mut passed = 0;
+        while passed < 100 * WAITS {
+            while queue.len() < WAITS {
+                queue.append(&mut frame.clone());
+            }
+            out.clear();
+            assert!(queue.take_part(&mut out));
+            assert!(out.len().is_multiple_of(frame.len()) && out.starts_with(&frame), "whole frames, in their order");
+            passed += out.len();
+        }
+        assert!(queue.frames.capacity() <= 4 * WAITS, "{} bytes are kept", queue.frames.capacity());
     }
 
     proptest! {

@@ -7,7 +7,7 @@ use syn::{
     spanned::Spanned,
 };
 
-use crate::{attrs, errors::Errors, facade};
+use crate::{attrs, errors::Errors, facade, options::once};
 
 macro_rules! code {
     ($($tokens:tt)*) => { quote_spanned!(Span::mixed_site()=> $($tokens)*) };
@@ -20,7 +20,7 @@ macro_rules! code {
 /// All that is wrong, at once.
 pub(crate) fn derive(input: &DeriveInput) -> syn::Result<TokenStream> {
     let mut errors = Errors::default();
-    let of_type = TypeOptions::parse(&input.attrs, &mut errors);
+    let of_type = TypeOptions::parse(&input.attrs, matches!(input.data, Data::Struct(_)), &mut errors);
     let cases = cases(input, &mut errors);
     let domain = of_type.domain.unwrap_or_else(|| {
         errors.on(&input.ident, "say who defines the reasons: `#[rpc(domain = \"library.example\")]`");
@@ -28,6 +28,13 @@ pub(crate) fn derive(input: &DeriveInput) -> syn::Result<TokenStream> {
     });
     let facade = of_type.facade.unwrap_or_else(facade::path);
     errors.finish(implementation(input, &facade, &domain, &cases))
+}
+
+/// Where the options of a case stand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Variant,
+    Struct,
 }
 
 /// A variant, or the whole of a struct.
@@ -47,11 +54,14 @@ fn cases<'a>(input: &'a DeriveInput, errors: &mut Errors) -> Vec<Case<'a>> {
         Data::Enum(data) => {
             let of = |variant: &'a syn::Variant, errors: &mut Errors| {
                 let ident = &variant.ident;
-                Case::of(ident, code!(Self::#ident), &variant.attrs, &variant.fields, errors)
+                Case::of(ident, code!(Self::#ident), (&variant.attrs, Place::Variant), &variant.fields, errors)
             };
             data.variants.iter().filter_map(|variant| of(variant, errors)).collect()
         }
-        Data::Struct(data) => Vec::from_iter(Case::of(&input.ident, code!(Self), &input.attrs, &data.fields, errors)),
+        Data::Struct(data) => {
+            let attrs = (&input.attrs[..], Place::Struct);
+            Vec::from_iter(Case::of(&input.ident, code!(Self), attrs, &data.fields, errors))
+        }
         Data::Union(data) => {
             errors.on(data.union_token, "a domain error is an enum or a struct");
             Vec::new()
@@ -63,16 +73,16 @@ impl<'a> Case<'a> {
     fn of(
         ident: &Ident,
         path: TokenStream,
-        attrs: &[Attribute],
+        (attrs, place): (&[Attribute], Place),
         fields: &'a Fields,
         errors: &mut Errors,
     ) -> Option<Self> {
-        let options = CaseOptions::parse(attrs, errors);
+        let options = CaseOptions::parse(attrs, place, errors);
         let (mut metadata, mut retry_delay) = (Vec::new(), None);
         for (at, field) in fields.iter().enumerate() {
             let of_field = FieldOptions::parse(field, errors);
             metadata.extend(of_field.key.map(|key| (key, field, at)));
-            if of_field.retry_delay && retry_delay.replace((field, at)).is_some() {
+            if of_field.retry_delay.is_some() && retry_delay.replace((field, at)).is_some() {
                 errors.on(field, "an error says once when to come back");
             }
         }
@@ -80,7 +90,13 @@ impl<'a> Case<'a> {
             errors.on(ident, "say which status code it is: `#[rpc(code = NotFound)]`");
             return None;
         };
-        let reason = options.reason.unwrap_or_else(|| upper_snake(&ident.unraw().to_string()));
+        let reason = options.reason.unwrap_or_else(|| {
+            let made = upper_snake(&ident.unraw().to_string());
+            if !is_reason(&made) {
+                errors.on(ident, "no reason can be made of this name, which is 1 to 255 of A-Z, 0-9 and _: `#[rpc(reason = \"..\")]`");
+            }
+            made
+        });
         Some(Self { path, conditions: attrs::conditions(attrs), code, reason, metadata, retry_delay })
     }
 }
@@ -189,16 +205,18 @@ struct TypeOptions {
 }
 
 impl TypeOptions {
-    fn parse(attrs: &[Attribute], errors: &mut Errors) -> Self {
+    fn parse(attrs: &[Attribute], of_struct: bool, errors: &mut Errors) -> Self {
         let mut options = Self::default();
         each(attrs, errors, |meta, errors| match meta.path.get_ident().map(ToString::to_string).as_deref() {
             Some("domain") => text(&mut options.domain, meta, is_domain, "a domain is 1 to 255 bytes of text", errors),
             Some("crate") => {
-                options.facade = Some(meta.value()?.parse::<LitStr>()?.parse()?);
+                let path = meta.value()?.parse::<LitStr>()?.parse()?;
+                once(&mut options.facade, meta, path, errors);
                 Ok(())
             }
             // Those of a struct's one case are read elsewhere.
-            Some("code" | "reason") => skip(meta),
+            Some("code" | "reason") if of_struct => skip(meta),
+            Some("code" | "reason") => misplaced(meta, "`code` and `reason` stand on each variant", errors),
             _ => Err(meta.error("`rpc(..)` on a domain error takes `domain`, `crate`, `code` and `reason`")),
         });
         options
@@ -213,7 +231,7 @@ struct CaseOptions {
 }
 
 impl CaseOptions {
-    fn parse(attrs: &[Attribute], errors: &mut Errors) -> Self {
+    fn parse(attrs: &[Attribute], place: Place, errors: &mut Errors) -> Self {
         let mut options = Self::default();
         each(attrs, errors, |meta, errors| match meta.path.get_ident().map(ToString::to_string).as_deref() {
             Some("code") => {
@@ -221,13 +239,15 @@ impl CaseOptions {
                 if !CODES.iter().any(|known| code == known) {
                     errors.on(&code, format!("a status code is one of {}", CODES.join(", ")));
                 }
-                options.code = Some(code);
+                once(&mut options.code, meta, code, errors);
                 Ok(())
             }
             Some("reason") => {
                 text(&mut options.reason, meta, is_reason, "a reason is 1 to 255 of A-Z, 0-9 and _", errors)
             }
-            Some("domain" | "crate") => skip(meta),
+            // Those of the type are read elsewhere.
+            Some("domain" | "crate") if place == Place::Struct => skip(meta),
+            Some("domain" | "crate") => misplaced(meta, "`domain` and `crate` stand on the enum", errors),
             _ => Err(meta.error("`rpc(..)` on a variant takes `code = NotFound` and `reason = \"..\"`")),
         });
         options
@@ -238,7 +258,7 @@ impl CaseOptions {
 #[derive(Default)]
 struct FieldOptions {
     key: Option<String>,
-    retry_delay: bool,
+    retry_delay: Option<()>,
 }
 
 impl FieldOptions {
@@ -250,14 +270,14 @@ impl FieldOptions {
             }
             Some("metadata") => {
                 let name = field.ident.as_ref().map(|ident| ident.unraw().to_string());
-                options.key = name.filter(|name| is_key(name));
-                if options.key.is_none() {
-                    errors.push(meta.error("say under which key: `#[rpc(metadata = \"isbn\")]`"));
+                match name.filter(|name| is_key(name)) {
+                    Some(name) => once(&mut options.key, meta, name, errors),
+                    None => errors.push(meta.error("say under which key: `#[rpc(metadata = \"isbn\")]`")),
                 }
                 Ok(())
             }
             Some("retry_delay") => {
-                options.retry_delay = true;
+                once(&mut options.retry_delay, meta, (), errors);
                 Ok(())
             }
             _ => Err(meta.error("`rpc(..)` on a field takes `metadata`, `metadata = \"key\"` and `retry_delay`")),
@@ -281,6 +301,12 @@ fn skip(meta: &ParseNestedMeta<'_>) -> syn::Result<()> {
     meta.value()?.parse::<syn::Expr>().map(|_| ())
 }
 
+/// Tells of an option that stands where it means nothing.
+fn misplaced(meta: &ParseNestedMeta<'_>, where_to: &str, errors: &mut Errors) -> syn::Result<()> {
+    errors.push(meta.error(where_to));
+    skip(meta)
+}
+
 /// Reads `= "..."`, if it is as `is_right` has it.
 fn text(
     option: &mut Option<String>,
@@ -294,7 +320,7 @@ fn text(
     if !is_right(&value) {
         errors.on(&literal, wanted);
     }
-    *option = Some(value);
+    once(option, meta, value, errors);
     Ok(())
 }
 

@@ -346,8 +346,8 @@ fn streaming(service: &Service, method: &Method) -> (TokenStream, TokenStream) {
             let (up, down) = (form(received), form(value));
             (code!(client_stream), code!(#module::ClientStream<#arguments, #received, #value, #up, #down>))
         }
-        (_, sent) => {
-            let sent = sent.as_ref().unwrap_or(value);
+        (None, None) => unreachable!("it is asked of methods with items"),
+        (None, Some(sent)) => {
             let down = form(sent);
             (code!(server_stream), code!(#module::ServerStream<#arguments, #sent, #down>))
         }
@@ -604,8 +604,6 @@ mod tests {
         assert_same(&client(&library()), &expected);
     }
 
-    /// The whole of it as people read it, kept in a file that a test of the facade compiles.
-    /// `EXPANSION=overwrite` writes the file anew.
     #[test]
     fn methods_with_items_are_futures_that_end_with_their_streams() {
         let feed = feed();

@@ -61,7 +61,7 @@ impl Items {
         self.parameters.push(Parameter { argument, role });
     }
 
-    /// Notes what the method returns. Of one that returns a stream, the type with `Send` among its bounds.
+    /// Notes what the method returns: the items of a stream, if it is one.
     pub(crate) fn set_returned(&mut self, value: &Type, errors: &mut Errors) {
         let Some(item) = item_of_stream(value) else { return };
         match wire_type::arguments_of_result(item).as_deref() {
@@ -74,6 +74,18 @@ impl Items {
             _ => errors.on(item, "an item is a `Result<T, Status>`: a stream may fail before its end"),
         }
         self.returned = true;
+    }
+
+    /// A method whose items go one by one has nothing to give beside them: the end of the stream carries no value.
+    pub(crate) fn check_value(&self, value: &Type, errors: &mut Errors) {
+        let is_unit = matches!(value, Type::Tuple(tuple) if tuple.elems.is_empty());
+        if self.sent.is_some() && !self.returned && !is_unit {
+            errors.on(
+                value,
+                "a method that sends its items by an `ItemSender` returns `Result<(), Status>`; what else there is to \
+                 say is a last item",
+            );
+        }
     }
 }
 

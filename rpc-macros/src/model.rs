@@ -108,7 +108,7 @@ impl Service {
 
     fn of_trait(options: ServiceOptions, item: ItemTrait, errors: &mut Errors) -> Self {
         check_trait(&item, errors);
-        let parameter = unused_name(&item);
+        let parameter = unused_name(&item, options.server.iter().chain(&options.client));
         let methods: Vec<_> = item.items.into_iter().flat_map(|item| Method::of_item(item, errors)).collect();
         check_wire_names(&methods, errors);
 
@@ -198,6 +198,7 @@ impl Method {
         let Returned { output, value, failure } = Returned::of(&sig, &options, errors);
         let Inputs { receiver, context, arguments, mut items } = Inputs::of(sig.inputs, &sig.ident, errors);
         items.set_returned(&value, errors);
+        items.check_value(&value, errors);
         if let (true, Some(span)) = (items.any(), options.blocking) {
             errors.at(span, "a method with items awaits them, so it does not block; leave out `blocking`");
         }
@@ -254,7 +255,7 @@ impl Inputs {
                     match (is_context, &context) {
                         (false, _) => arguments.push(argument),
                         (true, Some(_)) => errors.on(argument.ty, "a call has one `Context`"),
-                        (true, None) if !arguments.is_empty() => {
+                        (true, None) if !arguments.is_empty() || !items.parameters.is_empty() => {
                             errors.on(argument.ty, "the `Context` of the call comes first")
                         }
                         (true, None) => context = Some(argument),
@@ -443,10 +444,11 @@ fn check_wire_names(methods: &[Method], errors: &mut Errors) {
     }
 }
 
-/// `S`, or `S1` and so on if the trait speaks of an `S`.
-fn unused_name(item: &ItemTrait) -> Ident {
-    let text = item.to_token_stream().to_string();
-    let used: HashSet<_> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+/// `S`, or `S1` and so on if the trait speaks of an `S`, or what is written beside it is called that.
+fn unused_name<'a>(item: &ItemTrait, beside: impl Iterator<Item = &'a Ident>) -> Ident {
+    let (text, beside) = (item.to_token_stream().to_string(), beside.map(ToString::to_string).collect::<Vec<_>>());
+    let mut used: HashSet<_> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    used.extend(beside.iter().map(String::as_str));
     let name =
         std::iter::once("S".to_owned()).chain((1..).map(|n| format!("S{n}"))).find(|name| !used.contains(&**name));
     Ident::new(&name.expect("an endless supply of names"), Span::mixed_site())

@@ -298,10 +298,8 @@ impl Stream {
         Poll::Pending
     }
 
-    /// Puts items into the queue.
-    ///
-    /// Without credit none may be sent, and a peer that got one would end the connection. It costs the call of who
-    /// sends without having asked, and that one alone.
+    /// Puts items into the queue. Those for which there is no credit are refused: the client would end the connection,
+    /// which other calls share.
     pub(crate) fn push(&self, batch: &mut Vec<u8>, items: u64, charged: i64) -> Result<(), Status> {
         {
             let mut state = self.lock();
@@ -309,7 +307,7 @@ impl Stream {
                 return Err(why.clone());
             }
             if state.outflow.credit() <= 0 {
-                return Err(Status::internal("an item was sent before its stream was ready for it"));
+                return Err(Status::internal("an item was put into a stream without asking whether there is room"));
             }
             state.outflow.push(batch, items, charged);
             state.note_held();

@@ -43,6 +43,7 @@ mod stream_budget;
 mod stream_credit;
 mod stream_ends;
 mod stream_holdups;
+mod stream_misuse;
 mod stream_model;
 mod stream_pacing;
 mod stream_panics;

@@ -79,7 +79,7 @@ async fn an_item_longer_than_window_frame_and_part_gets_through_both_ways() {
         assert!(back == items, "{len}");
     }
     let error = feed.measure().send_all(stream::iter([Bytes::from(vec![0; 4 * 1024 * 1024 + 1])])).await.unwrap_err();
-    assert!(matches!(error, CallError::RequestTooLarge { len: 4_194_305, max: 4_194_304, .. }), "{error}");
+    assert!(matches!(error, CallError::ItemTooLarge { len: 4_194_305, max: 4_194_304, .. }), "{error}");
     let mut large = feed.bytes(3, 4 * 1024 * 1024 + 1);
     assert_eq!(large.message().await.unwrap_err().code(), StatusCode::ResourceExhausted);
     until_client_idle(&client).await;

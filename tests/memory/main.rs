@@ -9,4 +9,5 @@ mod claims;
 mod counting;
 mod deadlines;
 mod given_up;
+mod idle_client;
 mod released;

@@ -36,4 +36,30 @@ union Both {
     b: u8,
 }
 
+#[derive(Debug, DomainError)]
+#[rpc(domain = "library.example", code = NotFound, reason = "NO_SUCH_BOOK")]
+enum Misplaced {
+    #[rpc(code = NotFound, domain = "archive.example", crate = "elsewhere")]
+    OnAVariant,
+}
+
+#[derive(Debug, DomainError)]
+#[rpc(domain = "library.example", domain = "archive.example", crate = "sluicegate", crate = "sluicegate")]
+enum Twice {
+    #[rpc(code = NotFound, code = Internal, reason = "A", reason = "B")]
+    Case {
+        #[rpc(metadata, metadata = "other")]
+        key: u8,
+        #[rpc(retry_delay, retry_delay)]
+        soon: std::time::Duration,
+    },
+}
+
+#[derive(Debug, DomainError)]
+#[rpc(domain = "library.example")]
+enum Abroad {
+    #[rpc(code = NotFound)]
+    Bücherei,
+}
+
 fn main() {}

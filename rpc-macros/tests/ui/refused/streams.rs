@@ -1,4 +1,4 @@
-use sluicegate::{ItemSender, Status, Stream, Streaming};
+use sluicegate::{Context, ItemSender, Status, Stream, Streaming};
 
 #[sluicegate::service]
 trait Feed {
@@ -7,6 +7,9 @@ trait Feed {
     async fn both(&self, out: ItemSender<u64>) -> Result<impl Stream<Item = Result<u64, Status>>, Status>;
     async fn behind(&self, numbers: Streaming<u64>, name: String) -> Result<(), Status>;
     async fn borrowed(&self, names: Streaming<&str>) -> Result<(), Status>;
+    async fn context(&self, numbers: Streaming<u64>, ctx: Context) -> Result<(), Status>;
+    async fn counts(&self, out: ItemSender<u64>) -> Result<u64, Status>;
+    async fn alone(&self, out: ItemSender<u64>) -> u64;
     #[rpc(blocking)]
     fn blocks(&self, numbers: Streaming<u64>) -> Result<(), Status>;
 }
