@@ -57,7 +57,7 @@ fn configure(siege: &str, builder: ServerBuilder) -> ServerBuilder {
         "cancels" => builder.max_concurrent_calls(LIMIT).max_concurrent_calls_per_connection(LIMIT / 2),
         "eight" => builder.max_concurrent_calls(8),
         "two hundred" => builder.max_concurrent_calls(200),
-        "far above" => builder.max_concurrent_calls(1_000_000),
+        "far above" => builder.max_concurrent_calls(1_000_000).max_concurrent_calls_per_connection(1_000_000),
         "unbounded floods" => builder.control_frame_rate(None),
         _ => builder,
     }
