@@ -96,7 +96,11 @@ async fn the_longest_message_is_the_same_on_every_way_for_the_first_and_every_la
                 if server_sends {
                     assert_eq!(error.code(), StatusCode::ResourceExhausted, "{what}: {error:?}");
                 } else {
-                    let CallError::RequestTooLarge { len, max: told, .. } = error else { panic!("{what}: {error:?}") };
+                    let (CallError::RequestTooLarge { len, max: told, .. }
+                    | CallError::ItemTooLarge { len, max: told, .. }) = error
+                    else {
+                        panic!("{what}: {error:?}")
+                    };
                     assert_eq!((len, told), (fits as u64 + 1, max as u64), "{what}");
                 }
                 // The connection is as good as before.
