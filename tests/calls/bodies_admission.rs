@@ -90,8 +90,10 @@ async fn bodies_that_dribble_leave_the_limit_to_others() {
         harness.until("all have begun", |harness| harness.snapshot().calls_parked == 24).await;
         for id in 1..=100 {
             is_alive(&mut quick, id).await;
+            harness.until_flushed(0).await;
         }
         is_alive(&mut slow, 25).await;
+        harness.until_flushed(0).await;
         let snapshot = harness.snapshot();
         assert_eq!((snapshot.calls.held, snapshot.calls.acquired, snapshot.calls.high_water), (0, 101, 1));
         assert_eq!(snapshot.body_bytes, 24 * LEN64);
@@ -518,6 +520,7 @@ async fn bodies_that_dribble_through_sockets_cost_a_polite_client_no_call() {
         for answer in join_all(pair).await {
             answer.expect("there are two permits, and nobody else has one");
         }
+        harness.until_flushed(0).await;
         // A part each, now and then.
         let socket = &mut slow[round as usize % 8];
         socket.write_all(&part(1 + round / 8 % 24, &[7; 4_096], true)).await.unwrap();
