@@ -174,6 +174,7 @@ async fn names_without_end_share_one_set_of_limits_and_cost_no_more_places() {
     for n in 0..50 {
         echo(&client, &format!("late {n}")).await.unwrap();
     }
+    harness.until_flushed(0).await;
     let tenants = harness.snapshot().tenants;
     assert_eq!((tenants.known, tenants.held), (3, 0));
     assert!(tenants.forgotten >= 40, "{tenants:?}");
