@@ -37,10 +37,16 @@ async fn assert_taken(feed: &FeedClient) {
     assert_eq!((refused.code(), refused.executed()), (StatusCode::ResourceExhausted, Executed::Never));
 }
 
+/// Also where the answer is read before its server knows that it was written.
+async fn until_back(server: &FeedServer) {
+    server.until("the permit is back", |server| server.snapshot().calls.held == 0).await;
+}
+
 /// Nothing is left of what went before, and the permit serves the next call.
 async fn assert_back(server: &FeedServer, client: Client, feed: FeedClient) {
-    server.until("the permit is back", |server| server.snapshot().calls.held == 0).await;
+    until_back(server).await;
     assert_eq!(feed.hello("you".to_owned()).await.unwrap(), "hello, you");
+    until_back(server).await;
     assert_eq!(feed.count(3).try_collect::<Vec<_>>().await.unwrap(), [0, 1, 2]);
     until_client_idle(&client).await;
     drop((feed, client));
@@ -164,11 +170,11 @@ async fn a_deadline_covers_the_whole_stream_on_both_sides() {
     assert!(began.elapsed() >= 50 * MS && began.elapsed() < 70 * MS, "{:?}", began.elapsed());
     assert_eq!(items.message().await.unwrap(), None);
     drop(items);
-    server.until_running(0).await;
+    until_back(&server).await;
     // Also one that flows.
     let error = feed.sum_slowly(1).timeout(20 * MS).send_all(stream::iter(0..)).await.unwrap_err();
     assert_eq!(error.code(), StatusCode::DeadlineExceeded);
-    server.until_running(0).await;
+    until_back(&server).await;
     // And one whose consumer does not look: what came is there, and the end behind it.
     let mut items = feed.count(u64::MAX).timeout(20 * MS).open().await.unwrap();
     items.message().await.unwrap();
