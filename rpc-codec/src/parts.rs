@@ -52,7 +52,18 @@ impl Remainder {
         let frame = OpenFrame::begin(out);
         out.extend_from_slice(part);
         frame.finish_part(out, Kind::Cont, flags, id);
+        self.slim();
         self.is_empty()
+    }
+
+    /// Gives back what has been written once that is most of the body: what is left may wait for long behind a peer
+    /// that does not read. What this copies is a third of a body at most.
+    fn slim(&mut self) {
+        if self.len() <= self.body.capacity() / 4 {
+            self.body.drain(..self.sent);
+            self.sent = 0;
+            self.body.shrink_to_fit();
+        }
     }
 }
 
@@ -130,6 +141,18 @@ mod tests {
             rest = &rest[len..];
         }
         parts
+    }
+
+    #[test]
+    fn what_is_left_keeps_no_more_than_four_times_its_memory() {
+        let (mut remainder, mut wire) = (Remainder::new(vec![7; 20 * PART_LEN + 5]), Vec::new());
+        while !remainder.encode_part(&mut wire, ID, u32::MAX) {
+            assert!(remainder.body.capacity() <= 4 * remainder.len() + 2 * PART_LEN, "{remainder:?}");
+        }
+        assert_eq!(remainder.body.capacity(), 0);
+        let (mut tail, mut wire) = (Remainder::new(vec![7; PART_LEN + 5]), Vec::new());
+        assert!(!tail.encode_part(&mut wire, ID, u32::MAX));
+        assert_eq!((tail.len(), tail.body.capacity()), (5, 5));
     }
 
     proptest! {

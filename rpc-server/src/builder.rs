@@ -330,8 +330,9 @@ impl ServerBuilder {
         self
     }
 
-    /// With more unwritten bytes than this, a connection is not read any more until its client has
-    /// taken some. Default: 256 KiB.
+    /// So many unwritten bytes a connection may have: where one response more, as long as the last, would make
+    /// more of them, it is not read any more until its client has taken some. One response is always taken on, and of
+    /// one above 64 KiB only so much counts. Default: 256 KiB.
     pub fn write_high_water(mut self, bytes: usize) -> Self {
         self.config.write_high_water = bytes;
         self

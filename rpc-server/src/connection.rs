@@ -405,7 +405,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Above the mark we stop reading: the peer must take what it asked for first.
     pub(crate) fn is_above_mark(&self) -> bool {
         let expected = self.prospects.as_ref().map_or(0, |prospects| prospects.bytes());
-        self.writer.pressure() + expected > self.server.config.write_high_water
+        self.writer.is_above(self.server.config.write_high_water, expected)
     }
 
     /// Whether we are above the mark until something wakes us.

@@ -30,6 +30,9 @@ pub(crate) struct Writer {
     sent: usize,
     /// Position of `out[0]` in the stream of all bytes.
     base: u64,
+    /// Where the last response ended, and how much it counted for, or a little more: see [`Writer::pressure`].
+    last_end: u64,
+    last_len: usize,
     unwritten: VecDeque<Unwritten>,
     /// Responses of which the first part is in `out`, or that stand behind items; in turn.
     parted: VecDeque<Parted>,
@@ -83,6 +86,8 @@ impl Writer {
             out: Vec::new(),
             sent: 0,
             base: 0,
+            last_end: 0,
+            last_len: 0,
             unwritten: VecDeque::new(),
             parted: VecDeque::new(),
             streams: VecDeque::new(),
@@ -94,7 +99,7 @@ impl Writer {
 
     /// Notes that the response of a call ends where the buffer ends now.
     pub(crate) fn push(&mut self, id: CallId, method: Option<u32>, permit: HeldPermit) {
-        let end = self.base + self.out.len() as u64;
+        let end = self.note_len(0);
         let nobody = Unwritten { end: 0, id: CallId::CONNECTION, method: None, permit: HeldPermit::default() };
         self.unwritten.push_back(nobody);
         let response = self.unwritten.back_mut().expect("just pushed");
@@ -107,6 +112,7 @@ impl Writer {
 
     /// Notes a response of which the first part ends where the buffer ends now.
     pub(crate) fn push_parts(&mut self, id: CallId, method: Option<u32>, permit: HeldPermit, remainder: Remainder) {
+        self.note_len(remainder.len());
         self.parted.push_back(Parted { id, method, permit, rest: Rest::Body(remainder) });
     }
 
@@ -138,6 +144,16 @@ impl Writer {
         self.streams.clear();
     }
 
+    /// Notes how long a response is that ends, but for `rest`, where the buffer ends; that place in the stream of all
+    /// bytes.
+    fn note_len(&mut self, rest: usize) -> u64 {
+        let end = self.base + self.out.len() as u64;
+        // Items may stand between it and the one before.
+        self.last_len = ((end - self.last_end) as usize + rest).min(2 * PART_LEN);
+        self.last_end = end;
+        end
+    }
+
     /// Bytes that the transport has taken, ever.
     pub(crate) fn sent(&self) -> u64 {
         self.base + self.sent as u64
@@ -156,9 +172,17 @@ impl Writer {
     /// What counts against the high-water mark. Of a response in parts, only so much: a client that
     /// reads a long one may go on calling, one that reads none of many may not. Nothing of the items in
     /// streams: each of these has bounds of its own, and a few busy ones must not keep calls from being read.
-    pub(crate) fn pressure(&self) -> usize {
+    fn pressure(&self) -> usize {
         let parted = self.parted.iter().map(|parted| parted.rest.len().min(2 * PART_LEN));
         self.writable() + parted.sum::<usize>()
+    }
+
+    /// Whether one response more, as long as the last, would take what counts above `mark`; `expected` counts as well.
+    /// Where nothing waits to be written, there is room for one whatever its length.
+    pub(crate) fn is_above(&self, mark: usize, expected: usize) -> bool {
+        let pressure = self.pressure();
+        let next = if pressure > 0 { self.last_len } else { 0 };
+        pressure + expected + next > mark
     }
 
     /// Gives back what the buffer has in excess, if that is much. For when the peer takes nothing for
@@ -356,6 +380,31 @@ mod tests {
             flush(&mut writer, &mut ours).await;
         }
         assert!(read == answers && writer.is_empty() && limit.snapshot().held == 0);
+    }
+
+    #[test]
+    fn a_response_more_must_fit_under_the_mark_unless_it_is_the_only_one() {
+        let mut writer = Writer::new(Share::of(&Arc::new(AtomicU64::new(0))));
+        // Items that stand between them make the last one no longer than what counts of one.
+        for (len, least_mark) in [(100, 200), (100, 300), (1 << 20, (1 << 20) + 200 + 2 * PART_LEN)] {
+            writer.out.resize(writer.out.len() + len, 0);
+            writer.push(CallId::new(1, 0), None, HeldPermit::default());
+            assert_eq!([least_mark - 1, least_mark].map(|mark| writer.is_above(mark, 0)), [true, false]);
+        }
+        let mut writer = Writer::new(Share::of(&Arc::new(AtomicU64::new(0))));
+        assert!(!writer.is_above(0, 0), "nothing waits");
+        assert!(writer.is_above(9, 10), "tasks are to come to more");
+        writer.push_parts(CallId::new(1, 0), None, HeldPermit::default(), remainder(1 << 20));
+        assert_eq!([127, 128].map(|kib| writer.is_above(kib << 10, 0)), [true, false]);
+    }
+
+    /// What is left of a long body.
+    fn remainder(len: usize) -> Remainder {
+        let mut out = Vec::new();
+        let message = rpc_codec::OpenMessage::response(&mut out, &rpc_core::Metadata::new());
+        out.resize(out.len() + len, 0);
+        let bounds = rpc_codec::SendBounds { max_frame: 1 << 20, max_message: u32::MAX };
+        message.finish(&mut out, CallId::new(1, 0), bounds).unwrap().unwrap()
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ use rpc_core::CallId;
 use sluicegate::{Bytes, Client};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    task::JoinSet,
     time::{MissedTickBehavior, interval, timeout},
 };
 
@@ -183,8 +184,10 @@ async fn a_flood_that_is_let_costs_little_and_nothing_that_stays() {
     let mut server = Server::start("unbounded floods").await;
     let polite = Polite::start(&server);
     let calm = polite.calm().await;
-    // Fills all that may be filled.
-    besiegers.run(flood(server.address, frames / 20)).await;
+    // Fills all that may be filled, on every thread of the server.
+    let address = server.address;
+    let several = async move { (0..4).map(|_| flood(address, frames / 20)).collect::<JoinSet<_>>().join_all().await };
+    besiegers.run(several).await;
     let before = server.memory();
     server.forget_peak();
     let cpu = server.cpu();

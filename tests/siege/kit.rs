@@ -27,6 +27,7 @@ use sluicegate::{
     server::{MethodOptions, ServerBuilder, ServerHandle, Service, ServiceMethods},
 };
 use tokio::{
+    io::AsyncReadExt,
     net::{TcpListener, TcpSocket, TcpStream},
     runtime::{self, Runtime},
     sync::mpsc,
@@ -191,11 +192,13 @@ impl Server {
         kib.expect("Linux tells it").parse::<f64>().unwrap() / 1024.0
     }
 
-    /// Seconds on a CPU so far, in user and system mode; Linux counts them in hundredths.
+    /// Seconds on a CPU so far, in user and system mode. Of each thread, since of a process Linux tells only the
+    /// hundredths of a second in which it was seen running.
     pub(crate) fn cpu(&self) -> f64 {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        let behind_name = stat.rsplit(") ").next().unwrap();
-        behind_name.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / 100.0
+        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let stats = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("schedstat")).ok());
+        let on_cpu = stats.map(|stat| stat.split(' ').next().unwrap().parse::<u64>().unwrap());
+        on_cpu.sum::<u64>() as f64 / 1e9
     }
 }
 
@@ -231,16 +234,20 @@ const CHILD: &str = "a_siege_has_a_server_in_a_process_of_its_own";
 /// told to, or when the parent has ended.
 pub(crate) fn serve_if_child(configure: impl FnOnce(&str, ServerBuilder) -> ServerBuilder) {
     let (Ok(siege), Ok(address)) = (env::var(SERVER), env::var(ADDRESS)) else { return };
+    let address = address.parse().unwrap();
     if is_full() {
         Standing::Server.take();
         // A machine in a machine may take 5 ms to clear a page of 2 MiB.
         rustix::thread::disable_transparent_huge_pages(true).unwrap();
     }
     let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    if siege == BARE {
+        return runtime.block_on(async { read_barely(listener(address)).await });
+    }
     runtime.block_on(async {
         let (ledger, feed) = (Ledger::default(), FeedService::new(Feeder::default()));
         let harness = Harness::with(|builder| configure(&siege, builder.service(ledger.clone()).service(feed)));
-        let bound = harness.server.listen(listener(address.parse().unwrap())).unwrap();
+        let bound = harness.server.listen(listener(address)).unwrap();
         // Behind whatever the test runner has written in front of it.
         println!("\naddress {}", bound.local_addr());
         let (handle, probe) = (harness.handle.clone(), harness.probe.clone());
@@ -250,6 +257,22 @@ pub(crate) fn serve_if_child(configure: impl FnOnce(&str, ServerBuilder) -> Serv
         assert!(harness.snapshot().is_idle(), "{:#?}", harness.snapshot());
         println!("\ncounted{}", ledger.calls().iter().fold(String::new(), |line, n| line + " " + &n.to_string()));
     });
+}
+
+/// The siege whose server is not ours: the least that can be done about peers, for comparison.
+pub(crate) const BARE: &str = "bare";
+
+/// Reads whatever comes, a task for each peer and a timer in each, and does nothing with it, until the parent kills
+/// this process.
+async fn read_barely(listener: TcpListener) {
+    println!("\naddress {}", listener.local_addr().unwrap());
+    loop {
+        let (mut peer, _) = listener.accept().await.unwrap();
+        tokio::spawn(async move {
+            let mut bytes = vec![0; 512];
+            while let Ok(Ok(1..)) = timeout(PATIENCE, peer.read(&mut bytes)).await {}
+        });
+    }
 }
 
 /// What the kernel takes of what nobody reads is bounded, both ways: a thousand stalled peers would have it hold
