@@ -121,8 +121,9 @@ async fn peers_that_say_nothing_or_dribble_are_gone_in_time() {
     figure("peak above calm for each", (server.peak() - before) * 1024.0 / peers as f64, "KiB", 8.0);
     println!("    a core is busy while they sit: {busy:.1} %; with the polite client alone: {polite_share:.1} %");
     println!("    a core is busy where all that they say is only read: {bare:.1} %");
-    // A wake-up costs what the machine has it cost, and most of it is not ours.
-    figure("a core is busy because of those who sit", busy - polite_share, "%", f64::max(5.0, 1.5 * bare));
+    // To wake up for a byte, and to find what is known of its peer in cold memory, costs what the machine has it cost:
+    // where that alone is more than 2 %, it is held against that.
+    figure("a core is busy because of those who sit", busy - polite_share, "%", f64::max(5.0, 2.5 * bare));
     let (first, last) = (gone.iter().min().unwrap(), gone.iter().max().unwrap());
     println!("    gone between {first:.2?} and {last:.2?}");
     assert!(*first >= time - 100 * MS, "one was cut after {first:?}");
