@@ -96,7 +96,8 @@ pub(crate) fn response(script: &mut Script<'_>, id: CallId, body: &[u8]) -> Vec<
     let chosen = script.byte();
     let metadata = if chosen & 1 != 0 { metadata(script) } else { Metadata::new() };
     let mut out = Vec::new();
-    let message = OpenMessage::response(&mut out, &metadata);
+    let mut message = OpenMessage::response(&mut out);
+    message.insert_metadata(&mut out, &metadata);
     out.extend_from_slice(body);
     message.finish(&mut out, id, ANY).expect("it fits");
     if chosen & 2 != 0 {

@@ -344,7 +344,7 @@ fn finish(pipe: &Pipe, ending: Ending, last: CallId) {
 }
 
 fn echo(out: &mut Vec<u8>, id: CallId, body: &[u8]) {
-    let message = OpenMessage::response(out, &Metadata::new());
+    let message = OpenMessage::response(out);
     out.extend_from_slice(body);
     let bounds = SendBounds { max_frame: 1 << 20, max_message: 1 << 20 };
     assert!(message.finish(out, id, bounds).expect("it fits").is_none());

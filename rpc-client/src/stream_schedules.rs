@@ -262,7 +262,7 @@ fn send(pipe: &Pipe, id: CallId, left: &mut u32, credit: &mut i64) {
 }
 
 fn reply(out: &mut Vec<u8>, id: CallId, body: &[u8]) {
-    let message = OpenMessage::response(out, &Metadata::new());
+    let message = OpenMessage::response(out);
     out.extend_from_slice(body);
     assert!(message.finish(out, id, BOUNDS).expect("it fits").is_none());
 }

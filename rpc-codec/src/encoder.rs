@@ -24,6 +24,16 @@ pub struct SendBounds {
     pub max_message: u32,
 }
 
+/// The beginning of a RESPONSE that succeeded: all but lengths and id is known.
+const EMPTY_RESPONSE: [u8; EMPTY_RESPONSE_LEN] = {
+    let mut response = [0; EMPTY_RESPONSE_LEN];
+    response[KIND_AT] = Kind::Response as u8;
+    response[HEAD_LEN_AT + 1] = (EMPTY_RESPONSE_LEN - HEADER_LEN) as u8;
+    response[HEADER_LEN] = StatusCode::Ok.to_wire();
+    response[HEADER_LEN + 1] = Executed::Finished.to_wire();
+    response
+};
+
 /// Where a frame begins that is still being written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenFrame {
@@ -95,13 +105,12 @@ impl OpenMessage {
         Self::behind_head(frame, out, Kind::Request)
     }
 
-    /// Opens a RESPONSE that succeeded; the body may be appended to `out` now.
-    pub fn response(out: &mut Vec<u8>, metadata: &Metadata) -> Self {
-        let frame = OpenFrame::begin(out);
-        write_response_head(out, StatusCode::Ok, Executed::Finished);
-        metadata.encode(out);
-        out.extend_from_slice(&[0; 3]);
-        Self::behind_head(frame, out, Kind::Response)
+    /// Opens a RESPONSE that succeeded, without metadata; the body may be appended to `out` now.
+    #[inline]
+    pub fn response(out: &mut Vec<u8>) -> Self {
+        let frame = OpenFrame { start: out.len() };
+        out.extend_from_slice(&EMPTY_RESPONSE);
+        Self { frame }
     }
 
     fn behind_head(frame: OpenFrame, out: &mut [u8], kind: Kind) -> Self {

@@ -94,7 +94,7 @@ pub struct RequestFrame<'a> {
 }
 
 impl<'a> RequestFrame<'a> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn decode(id: CallId, flags: u8, head: &'a [u8], body: &'a [u8]) -> Result<Self, HeadError> {
         let more = flags & FLAG_MORE != 0;
         let (fixed, metadata) = head.split_first_chunk::<28>().ok_or(HeadError::Truncated)?;

@@ -106,7 +106,8 @@ fn any_byte_may_be_a_value_of_metadata() {
         let mut metadata = Metadata::new();
         metadata.insert("key", &value).unwrap();
         let mut wire = Vec::new();
-        let message = OpenMessage::response(&mut wire, &metadata);
+        let mut message = OpenMessage::response(&mut wire);
+        message.insert_metadata(&mut wire, &metadata);
         message.finish(&mut wire, CallId::from_wire(3), bounds).expect("it is short");
         let Frame::Response(response) = only(&wire) else { panic!("not a response") };
         assert_eq!(response.metadata().unwrap().get("key"), Some(&value[..]));

@@ -39,7 +39,11 @@ fn encode(
     let mut out = b"before".to_vec();
     let message = match is_request {
         true => OpenMessage::request(&mut out, &HEAD, metadata),
-        false => OpenMessage::response(&mut out, metadata),
+        false => {
+            let mut message = OpenMessage::response(&mut out);
+            message.insert_metadata(&mut out, metadata);
+            message
+        }
     };
     out.resize(out.len() + body_len, 0x5a);
     let check = message.check(&out, bounds);

@@ -72,7 +72,7 @@ const CHECKS: &[(&str, Check)] = &[
         assert_eq!(response.body, body);
         assert_eq!(response.metadata(), Ok(Metadata::new()));
         assert_encodes(wire, |out| {
-            let message = OpenMessage::response(out, &Metadata::new());
+            let message = OpenMessage::response(out);
             out.extend_from_slice(&body);
             message.finish(out, CallId::new(1, 0), BOUNDS).expect("it is short");
         });

@@ -40,6 +40,7 @@ impl Context {
     /// Makes this handle the context of another call of the same connection, without an allocation
     /// if nobody else holds it.
     #[doc(hidden)]
+    #[inline]
     pub fn renew(&mut self, id: CallId, received: Instant, deadline: Deadline, priority: u8, metadata: Metadata) {
         match Arc::get_mut(&mut self.0) {
             Some(inner) => inner.renew(id, received, deadline, priority, metadata),

@@ -71,17 +71,15 @@ impl Extensions {
     }
 }
 
-impl Drop for Extensions {
+impl Drop for Values {
     /// One by one: two panics at once would end the process.
     fn drop(&mut self) {
-        if let Some(values) = self.values.take() {
-            for value in values.0 {
-                // The panic has been told where panics are told. What it throws may throw once more.
-                if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| drop(value)))
-                    && let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(thrown)))
-                {
-                    Box::leak(again);
-                }
+        for value in self.0.drain(..) {
+            // The panic has been told where panics are told. What it throws may throw once more.
+            if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| drop(value)))
+                && let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(thrown)))
+            {
+                Box::leak(again);
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::{
     method::Run,
     panics::{contain, end_of_task},
     prospects::Prospects,
-    unary::{Ended, Outbox, Started, Starting, TaskEnd, panic_status},
+    unary::{Ended, Started, Starting, TaskEnd, panic_status},
 };
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
@@ -27,7 +27,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// on the blocking pool if it blocks.
     pub(crate) fn start(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>) {
         let seat = self.seat(opening);
-        let Self { server, methods, in_flight, tasks, ready, writer, bounds, info, .. } = self;
+        let Self { server, methods, in_flight, tasks, ready, writer, info, .. } = self;
         let registered = server.methods.get(method);
         let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
         let let_in = opening.let_in;
@@ -68,7 +68,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return;
         }
         let (began, len_before) = (self.batch.poll_begins(), writer.out.len());
-        match place.start(starting, &mut Outbox { out: &mut writer.out, bounds: *bounds }) {
+        match place.start(starting, &mut writer.out) {
             Started::Ended(Ended { outcome, permit, panicked }) => {
                 self.learn(method, let_in, outcome.is_ok());
                 self.service_ended(id, method, outcome, permit, panicked, seat);
@@ -103,8 +103,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(crate) fn poll_slot(&mut self, method: u32, slot: u32) {
         let Some(Some(place)) = self.methods.get_mut(method as usize) else { return };
         let began = self.batch.poll_begins();
-        let Some((key, polled)) = place.poll(slot, &mut Outbox { out: &mut self.writer.out, bounds: self.bounds })
-        else {
+        let Some((key, polled)) = place.poll(slot, &mut self.writer.out) else {
             return;
         };
         self.batch.count();

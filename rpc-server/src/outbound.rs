@@ -14,7 +14,7 @@ use crate::{
     pipeline::{Answer, CallInfo, Outbound},
     server::CutCall,
     stream::Seat,
-    unary::{Outbox, Outcome, TaskEnd, check_len},
+    unary::{Outcome, TaskEnd},
 };
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
@@ -47,10 +47,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Answers a call that ran in a task of its own.
     pub(crate) fn respond_task(&mut self, pending: Pending, end: TaskEnd) {
-        let outcome = end.body.and_then(|body| {
-            let message = OpenMessage::response(&mut self.writer.out, &Metadata::new());
+        let outcome = end.body.map(|body| {
+            let message = OpenMessage::response(&mut self.writer.out);
             self.writer.out.extend_from_slice(&body);
-            check_len(message, &mut Outbox { out: &mut self.writer.out, bounds: self.bounds })
+            message
         });
         self.service_ended(pending.id, pending.method, outcome, end.permit, end.panicked, pending.stream);
     }
@@ -102,7 +102,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             // Mostly it is a reply, and nobody looks at it.
             Ok(message) if !self.pipeline.wants_answers() => {
                 let encoded = message.finish(&mut self.writer.out, id, self.bounds);
-                encoded.unwrap_or_else(|error| self.does_not_fit(id, &error))
+                encoded.unwrap_or_else(|error| self.say_does_not_fit(id, &error))
             }
             outcome => self.encode_response(id, method, upto, outcome),
         };
@@ -126,6 +126,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         };
         let mut metadata = Metadata::new();
         if self.pipeline.wants_answers() {
+            // What is not sent is shown to nobody.
+            if let Some(reply) = &message
+                && let Err(error) = reply.check(&self.writer.out, self.bounds)
+            {
+                status = Some(does_not_fit(&error));
+            }
             let answer = match (&message, status) {
                 (_, Some(status)) => Answer::Status(status),
                 (Some(message), None) => Answer::Reply(message.body(&self.writer.out)),
@@ -163,13 +169,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 encode_status(out, id, &status, self.bounds.max_frame).map(|()| None)
             }
         };
-        encoded.unwrap_or_else(|error| self.does_not_fit(id, &error))
+        encoded.unwrap_or_else(|error| self.say_does_not_fit(id, &error))
     }
 
     #[cold]
-    fn does_not_fit(&mut self, id: CallId, error: &EncodeError) -> Option<Remainder> {
-        let status = Status::internal(format!("the response does not fit: {error}"));
-        encode_status(&mut self.writer.out, id, &status, u32::MAX).expect("a short message fits");
+    fn say_does_not_fit(&mut self, id: CallId, error: &EncodeError) -> Option<Remainder> {
+        encode_status(&mut self.writer.out, id, &does_not_fit(error), u32::MAX).expect("a short message fits");
         None
     }
 
@@ -179,6 +184,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let started = !matches!(place, Place::Waiting(_) | Place::Receiving(_));
         let method = self.server.methods.get(*method).info.path().to_owned();
         self.server.note_cut(CutCall { id: *id, method, connection: (*self.info).clone(), started });
+    }
+}
+
+/// What the caller of a call is told whose answer it does not take, or whose handlers put too much beside it.
+#[cold]
+fn does_not_fit(error: &EncodeError) -> Status {
+    match error {
+        EncodeError::MessageTooLong { .. } => Status::resource_exhausted(format!("the response is too large: {error}")),
+        _ => Status::internal(format!("the response does not fit: {error}")),
     }
 }
 

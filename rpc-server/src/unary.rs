@@ -12,8 +12,8 @@ use std::{
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
-use rpc_codec::{CallKind, CodecId, EncodeError, OpenMessage, PayloadError, SendBounds};
-use rpc_core::{CallId, ConnectionInfo, Context, Executed, Metadata, Status, StatusCode, limit::HeldPermit};
+use rpc_codec::{CallKind, CodecId, OpenMessage, PayloadError};
+use rpc_core::{CallId, ConnectionInfo, Context, Executed, Status, StatusCode, limit::HeldPermit};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -29,13 +29,13 @@ use crate::{
 /// ready at once boxes nothing.
 pub(crate) trait ConnMethod: Send {
     /// Decodes the arguments, makes the future and polls it once.
-    fn start(&mut self, call: Starting<'_, '_>, out: &mut Outbox<'_>) -> Started;
+    fn start(&mut self, call: Starting<'_, '_>, out: &mut Vec<u8>) -> Started;
 
     /// As `start`, but gives the future back to be run in a task of its own.
     fn spawn(&mut self, call: Starting<'_, '_>, prospect: Prospect) -> Result<Task, Ended>;
 
     /// Polls a pending call again. `None` if the slot has no tenant, after a late wake-up.
-    fn poll(&mut self, slot: u32, out: &mut Outbox<'_>) -> Option<(usize, Poll<Ended>)>;
+    fn poll(&mut self, slot: u32, out: &mut Vec<u8>) -> Option<(usize, Poll<Ended>)>;
 
     /// Drops the future of a pending call, and tells its context that nobody waits.
     fn cancel(&mut self, slot: u32) -> Ended;
@@ -54,13 +54,6 @@ pub(crate) struct Starting<'a, 'b> {
     pub(crate) parked: usize,
     /// If it has items.
     pub(crate) stream: Option<&'a Arc<Stream>>,
-}
-
-/// Where responses are encoded, and how long they may be.
-#[derive(Debug)]
-pub(crate) struct Outbox<'a> {
-    pub(crate) out: &'a mut Vec<u8>,
-    pub(crate) bounds: SendBounds,
 }
 
 /// What the first poll came to.
@@ -215,7 +208,7 @@ where
 
 impl<Fut: Future> Slot<Fut> {
     /// Polls the future in its context, and puts what it answers into the outbox.
-    fn poll<S>(&mut self, out: &mut Outbox<'_>) -> Poll<Outcome>
+    fn poll<S>(&mut self, out: &mut Vec<u8>) -> Poll<Outcome>
     where
         S: Shape,
         Fut: Future<Output = Result<S::Reply, Status>>,
@@ -254,8 +247,8 @@ where
     F: Fn(&Context, S::Args) -> Fut + Send,
     Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
 {
-    fn start(&mut self, call: Starting<'_, '_>, out: &mut Outbox<'_>) -> Started {
-        let mark = out.out.len();
+    fn start(&mut self, call: Starting<'_, '_>, out: &mut Vec<u8>) -> Started {
+        let mark = out.len();
         let slot = self.free_slot();
         let tenant = &mut self.slots[slot as usize];
         let Starting { opening, body, connection, parked, stream } = call;
@@ -303,8 +296,8 @@ where
         Err(Ended { outcome: Err(status), permit: claim.settle(), panicked })
     }
 
-    fn poll(&mut self, slot: u32, out: &mut Outbox<'_>) -> Option<(usize, Poll<Ended>)> {
-        let mark = out.out.len();
+    fn poll(&mut self, slot: u32, out: &mut Vec<u8>) -> Option<(usize, Poll<Ended>)> {
+        let mark = out.len();
         let tenant = &mut self.slots[slot as usize];
         if !tenant.claim.is_taken() {
             return None;
@@ -346,8 +339,8 @@ where
     Fut: Future<Output = Result<S::Reply, Status>> + Send + 'static,
 {
     #[cold]
-    fn panicked(&mut self, slot: u32, mark: usize, out: &mut Outbox<'_>) -> Ended {
-        out.out.truncate(mark);
+    fn panicked(&mut self, slot: u32, mark: usize, out: &mut Vec<u8>) -> Ended {
+        out.truncate(mark);
         self.slots[slot as usize].clear();
         self.end(slot, Err(panic_status()), true)
     }
@@ -417,32 +410,17 @@ pub(crate) fn finished(status: Status) -> Status {
     status.with_executed(Executed::Finished)
 }
 
-fn encode<S: Shape>(codec: CodecId, reply: &S::Reply, out: &mut Outbox<'_>) -> Outcome {
-    let message = OpenMessage::response(out.out, &Metadata::new());
-    if let Err(error) = S::encode(codec, reply, out.out) {
-        message.abandon(out.out);
+fn encode<S: Shape>(codec: CodecId, reply: &S::Reply, out: &mut Vec<u8>) -> Outcome {
+    let message = OpenMessage::response(out);
+    if let Err(error) = S::encode(codec, reply, out) {
+        message.abandon(out);
         return Err(encode_status(&error));
     }
-    check_len(message, out)
+    Ok(message)
 }
 
 pub(crate) fn undecodable(error: &PayloadError) -> Status {
     Status::invalid_argument(format!("the arguments cannot be decoded: {error}")).with_executed(Executed::Never)
-}
-
-/// A body that the caller does not take becomes a status that says by how much.
-pub(crate) fn check_len(message: OpenMessage, out: &mut Outbox<'_>) -> Outcome {
-    match message.check(out.out, out.bounds) {
-        Ok(()) => Ok(message),
-        Err(error) => {
-            message.abandon(out.out);
-            Err(too_long(&error))
-        }
-    }
-}
-
-fn too_long(error: &EncodeError) -> Status {
-    Status::resource_exhausted(format!("the response is too large: {error}"))
 }
 
 pub(crate) fn encode_status(error: &PayloadError) -> Status {

@@ -401,7 +401,7 @@ mod tests {
     /// What is left of a long body.
     fn remainder(len: usize) -> Remainder {
         let mut out = Vec::new();
-        let message = rpc_codec::OpenMessage::response(&mut out, &rpc_core::Metadata::new());
+        let message = rpc_codec::OpenMessage::response(&mut out);
         out.resize(out.len() + len, 0);
         let bounds = rpc_codec::SendBounds { max_frame: 1 << 20, max_message: u32::MAX };
         message.finish(&mut out, CallId::new(1, 0), bounds).unwrap().unwrap()

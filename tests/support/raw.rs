@@ -345,7 +345,7 @@ fn server_hello() -> Hello {
 /// A RESPONSE frame with a reply, and the parts in which a long one goes on.
 pub(crate) fn response<R: Serialize>(id: CallId, reply: &R) -> Vec<u8> {
     let mut out = Vec::new();
-    let message = OpenMessage::response(&mut out, &Metadata::new());
+    let message = OpenMessage::response(&mut out);
     CodecId::BINCODE.encode(reply, &mut out).expect("it can be encoded");
     finish(message, &mut out, id);
     out

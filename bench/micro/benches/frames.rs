@@ -29,7 +29,7 @@ fn put_request(out: &mut Vec<u8>, id: u64, body: &[u8]) {
 }
 
 fn put_response(out: &mut Vec<u8>, id: u64, body: &[u8]) {
-    let open = OpenMessage::response(out, &Metadata::new());
+    let open = OpenMessage::response(out);
     out.extend_from_slice(body);
     open.finish(out, CallId::new(id, 0), BOUNDS).expect("it is short");
 }

@@ -16,6 +16,8 @@ const STRUCTS: u64 = 2_754;
 const BYTES: u64 = 2_201;
 const PENDING_ONCE: u64 = 3_618;
 const REFUSED: u64 = 2_248;
+/// Of an item of a server stream, with its share of the call: one for 64.
+const STREAMED: u64 = 1_000;
 
 const BATCHES: usize = 100;
 const CALLS: u64 = (BATCHES * BATCH) as u64;
@@ -69,5 +71,11 @@ fn structs_refused(server: InProcess) -> InProcess {
     all_batches(server)
 }
 
-library_benchmark_group!(name = calls, benchmarks = [structs, bytes, structs_pending, structs_refused]);
+#[library_benchmark(config = at_most(STREAMED))]
+#[bench::items(args = (Calls::Streamed), setup = warmed_up)]
+fn streamed(server: InProcess) -> InProcess {
+    all_batches(server)
+}
+
+library_benchmark_group!(name = calls, benchmarks = [structs, bytes, structs_pending, structs_refused, streamed]);
 main!(library_benchmark_groups = calls);

@@ -2,11 +2,15 @@
 
 use std::fmt;
 
-use rpc_codec::{Decoded, Frame, FrameDecoder, HEADER_LEN, Hello, OpenMessage, RequestHead, SendBounds, patch_id};
+use futures::{StreamExt, stream};
+use rpc_codec::{
+    CallKind, Decoded, Frame, FrameDecoder, HEADER_LEN, Hello, OpenMessage, RequestHead, SendBounds, mark_kind,
+    patch_id,
+};
 use rpc_core::{CallId, MethodId};
 use sluicegate::limit::Rate;
 use sluicegate::server::{Call, Decision, Handler};
-use sluicegate::{Bytes, CodecId, Metadata, Server, StatusCode};
+use sluicegate::{Bytes, CodecId, Metadata, Server, Status, StatusCode, Stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::runtime::Runtime;
 
@@ -26,6 +30,8 @@ pub enum Calls {
     PendingOnce,
     /// Refused by the limit of calls in flight.
     Refused,
+    /// Not calls but items, of one server stream for each batch.
+    Streamed,
 }
 
 /// A server with all limits on, and one connection to it.
@@ -59,7 +65,7 @@ impl InProcess {
         started
     }
 
-    /// Makes [`BATCH`] calls, and takes their answers.
+    /// Makes [`BATCH`] calls, or one with as many items, and takes what answers them.
     ///
     /// # Panics
     ///
@@ -73,18 +79,23 @@ impl InProcess {
         self.batch();
         let expected = if calls == Calls::Refused { StatusCode::ResourceExhausted } else { StatusCode::Ok };
         let mut rest = &self.peer.received[..];
-        let mut answers = 0;
+        let (mut answers, mut items) = (0, 0);
         while !rest.is_empty() {
-            let decoded = FrameDecoder::new(MAX_FRAME).decode(rest).expect("frames are valid");
-            let Decoded::Frame { frame: Frame::Response(response), len } = decoded else {
-                panic!("{decoded:?} is not an answer")
-            };
-            let status = response.status().expect("a status");
-            assert_eq!(status.code(), expected, "{status}");
-            rest = &rest[len..];
-            answers += 1;
+            match FrameDecoder::new(MAX_FRAME).decode(rest).expect("frames are valid") {
+                Decoded::Frame { frame: Frame::Response(response), len } => {
+                    let status = response.status().expect("a status");
+                    assert_eq!(status.code(), expected, "{status}");
+                    rest = &rest[len..];
+                    answers += 1;
+                }
+                Decoded::Frame { frame: Frame::Item { .. }, len } => {
+                    rest = &rest[len..];
+                    items += 1;
+                }
+                other => panic!("{other:?} is no answer"),
+            }
         }
-        assert_eq!(answers, BATCH);
+        assert_eq!((answers, items), if calls == Calls::Streamed { (1, BATCH) } else { (BATCH, 0) });
     }
 }
 
@@ -100,6 +111,7 @@ trait Echo {
     async fn waiting(&self, message: Message) -> Message;
     async fn bytes(&self, message: Bytes) -> Bytes;
     async fn stay(&self);
+    async fn items(&self, count: u64) -> Result<impl Stream<Item = Result<Bytes, Status>> + Send, Status>;
 }
 
 struct Echoing;
@@ -120,6 +132,10 @@ impl Echo for Echoing {
 
     async fn stay(&self) {
         std::future::pending().await
+    }
+
+    async fn items(&self, count: u64) -> Result<impl Stream<Item = Result<Bytes, Status>> + Send, Status> {
+        Ok(stream::iter(0..count).map(|_| Ok(Bytes::from_static(&[7; PAYLOAD_LEN]))))
     }
 }
 
@@ -157,6 +173,8 @@ struct Peer {
     calls: Vec<u8>,
     frame_len: usize,
     calls_made: u64,
+    /// Frames that answer a batch.
+    answers: usize,
     /// The answers to the last batch.
     received: Vec<u8>,
 }
@@ -185,12 +203,14 @@ impl Peer {
             Calls::Structs | Calls::Refused => "structs",
             Calls::Bytes => "bytes",
             Calls::PendingOnce => "waiting",
+            Calls::Streamed => "items",
         };
+        let (opened, answers) = if calls == Calls::Streamed { (1, BATCH + 1) } else { (BATCH, BATCH) };
         let mut frames = Vec::new();
-        for _ in 0..BATCH {
+        for _ in 0..opened {
             put_call(&mut frames, method, CallId::new(0, 0));
         }
-        Self { pipe, frame_len: frames.len() / BATCH, calls: frames, calls_made, received }
+        Self { pipe, frame_len: frames.len() / opened, calls: frames, calls_made, answers, received }
     }
 
     async fn exchange(&mut self) {
@@ -201,7 +221,7 @@ impl Peer {
         self.pipe.write_all(&self.calls).await.expect("the server is there");
         self.received.clear();
         let (mut at, mut answers) = (0, 0);
-        while answers < BATCH {
+        while answers < self.answers {
             let len = self.pipe.read_buf(&mut self.received).await.expect("the server answers");
             assert!(len > 0, "the server closed the connection");
             while let Some(len) = self.received[at..].first_chunk().map(|len| u32::from_be_bytes(*len) as usize + 4) {
@@ -228,8 +248,10 @@ fn put_call(out: &mut Vec<u8>, method: &str, id: CallId) {
     };
     let message = Message::new(PAYLOAD_LEN);
     let open = OpenMessage::request(out, &head, &Metadata::new());
+    let start = open.start();
     match method {
         "stay" => CodecId::BINCODE.encode(&(), out).expect("nothing is always encoded"),
+        "items" => CodecId::BINCODE.encode(&(BATCH as u64,), out).expect("a number is always encoded"),
         "bytes" => {
             out.extend_from_slice(message.name.as_bytes());
             out.extend_from_slice(&message.payload);
@@ -238,6 +260,9 @@ fn put_call(out: &mut Vec<u8>, method: &str, id: CallId) {
     }
     let rest = open.finish(out, id, SendBounds { max_frame: MAX_FRAME, max_message: MAX_FRAME }).expect("it is short");
     assert!(rest.is_none(), "a call is one frame");
+    if method == "items" {
+        mark_kind(&mut out[start..], CallKind::ServerStream);
+    }
 }
 
 const PAYLOAD_LEN: usize = 64;
@@ -253,7 +278,7 @@ mod tests {
 
     #[test]
     fn calls_of_every_kind_end_as_they_should() {
-        for calls in [Calls::Structs, Calls::Bytes, Calls::PendingOnce, Calls::Refused] {
+        for calls in [Calls::Structs, Calls::Bytes, Calls::PendingOnce, Calls::Refused, Calls::Streamed] {
             for handlers in [0, HANDLER_NAMES.len()] {
                 let mut server = InProcess::new(calls, handlers);
                 server.batch();
