@@ -330,9 +330,9 @@ impl ServerBuilder {
         self
     }
 
-    /// So many unwritten bytes a connection may have: where one response more, as long as the last, would make
-    /// more of them, it is not read any more until its client has taken some. One response is always taken on, and of
-    /// one above 64 KiB only so much counts. Default: 256 KiB.
+    /// So many unwritten bytes a connection may have: where one response more, as long as the last but 32 KiB at most,
+    /// would make more of them, it is not read any more until its client has taken some. One response is always taken
+    /// on, and of a longer one hardly more than 64 KiB count. Default: 256 KiB.
     pub fn write_high_water(mut self, bytes: usize) -> Self {
         self.config.write_high_water = bytes;
         self

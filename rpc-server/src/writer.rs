@@ -30,7 +30,7 @@ pub(crate) struct Writer {
     sent: usize,
     /// Position of `out[0]` in the stream of all bytes.
     base: u64,
-    /// Where the last response ended, and how much it counted for, or a little more: see [`Writer::pressure`].
+    /// Where the last response ended, and how much the next is thought to count for: see [`Writer::is_above`].
     last_end: u64,
     last_len: usize,
     unwritten: VecDeque<Unwritten>,
@@ -148,8 +148,8 @@ impl Writer {
     /// bytes.
     fn note_len(&mut self, rest: usize) -> u64 {
         let end = self.base + self.out.len() as u64;
-        // Items may stand between it and the one before.
-        self.last_len = ((end - self.last_end) as usize + rest).min(2 * PART_LEN);
+        // No more than a part: several long ones shall take turns. And items may stand before it.
+        self.last_len = ((end - self.last_end) as usize + rest).min(PART_LEN);
         self.last_end = end;
         end
     }
@@ -177,7 +177,8 @@ impl Writer {
         self.writable() + parted.sum::<usize>()
     }
 
-    /// Whether one response more, as long as the last, would take what counts above `mark`; `expected` counts as well.
+    /// Whether one response more, as long as the last or as a part, would take what counts above `mark`; `expected`
+    /// counts as well.
     /// Where nothing waits to be written, there is room for one whatever its length.
     pub(crate) fn is_above(&self, mark: usize, expected: usize) -> bool {
         let pressure = self.pressure();
@@ -386,7 +387,7 @@ mod tests {
     fn a_response_more_must_fit_under_the_mark_unless_it_is_the_only_one() {
         let mut writer = Writer::new(Share::of(&Arc::new(AtomicU64::new(0))));
         // Items that stand between them make the last one no longer than what counts of one.
-        for (len, least_mark) in [(100, 200), (100, 300), (1 << 20, (1 << 20) + 200 + 2 * PART_LEN)] {
+        for (len, least_mark) in [(100, 200), (100, 300), (1 << 20, (1 << 20) + 200 + PART_LEN)] {
             writer.out.resize(writer.out.len() + len, 0);
             writer.push(CallId::new(1, 0), None, HeldPermit::default());
             assert_eq!([least_mark - 1, least_mark].map(|mark| writer.is_above(mark, 0)), [true, false]);
@@ -395,7 +396,7 @@ mod tests {
         assert!(!writer.is_above(0, 0), "nothing waits");
         assert!(writer.is_above(9, 10), "tasks are to come to more");
         writer.push_parts(CallId::new(1, 0), None, HeldPermit::default(), remainder(1 << 20));
-        assert_eq!([127, 128].map(|kib| writer.is_above(kib << 10, 0)), [true, false]);
+        assert_eq!([95, 96].map(|kib| writer.is_above(kib << 10, 0)), [true, false]);
     }
 
     /// What is left of a long body.
