@@ -204,7 +204,7 @@ async fn what_is_owed_to_a_peer_that_does_not_read_is_bounded_and_then_the_peer_
             sleep(if began.elapsed() < SECOND { MS } else { SECOND }).await;
         }
         let snapshot = harness.snapshot();
-        assert!(snapshot.connections == 1 && snapshot.buffered_bytes > MARK, "{what}: {snapshot:#?}");
+        assert!(snapshot.connections == 1 && snapshot.buffered_bytes > MARK - longest, "{what}: {snapshot:#?}");
         sleep(1_100 * MS).await;
         assert_eq!((harness.snapshot().connections, cuts(&harness, "write")), (0, 1), "{what}");
         let left = writing.await.unwrap();
@@ -231,10 +231,11 @@ async fn many_readers_that_stall_hold_what_they_may_and_nothing_when_they_are_cu
     }
     let began = Instant::now();
     sleep(SECOND).await;
-    let most = peers * (MARK + u64::from(REPLY) + 1_000);
+    // Of the next reply half is thought to come.
+    let (least, most) = (peers * (MARK - u64::from(REPLY)), peers * (MARK + u64::from(REPLY) / 2 + 1_000));
     while began.elapsed() < 29 * SECOND {
         let snapshot = harness.snapshot();
-        assert!(snapshot.buffered_bytes <= most && snapshot.buffered_bytes > peers * MARK, "{snapshot:#?}");
+        assert!((least..most).contains(&snapshot.buffered_bytes), "{snapshot:#?}");
         let asked = Instant::now();
         let echo: String = client.call(method::ECHO, ("polite".to_owned(),)).timeout(SECOND).await.unwrap();
         assert!(echo == "polite" && asked.elapsed() <= 10 * MS, "{:?}", asked.elapsed());
