@@ -229,8 +229,8 @@ impl ServerBuilder {
     }
 
     /// As [`Self::body_budget`], on each connection; but of a stream that the client sends, its whole window is
-    /// taken while it is open, and of a long item what is beyond that. A call that finds too little left for
-    /// its window is refused. Default: 16 MiB.
+    /// taken while it is open, and of an item above 32 KiB what is beyond that; one that is shorter may be beyond it
+    /// without. A call that finds too little left for its window is refused. Default: 16 MiB.
     pub fn body_budget_per_connection(mut self, bytes: u64) -> Self {
         self.config.body_budget_per_connection = bytes;
         self
