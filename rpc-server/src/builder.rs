@@ -150,9 +150,10 @@ impl ServerBuilder {
         self
     }
 
-    /// Turns away calls of lower classes while a limit of calls in flight refuses those of higher ones: first
-    /// background (3), then low (2), then normal (0), and never critical calls (1); see
-    /// [`rpc_core::limit::PriorityGate`]. Clients set the class of a call, so trust them, or correct it in front.
+    /// Turns away calls of lower classes while a limit of calls in flight refuses those of higher ones, unless it is
+    /// that of one connection or tenant: first background (3), then low (2), then normal (0), and never critical
+    /// calls (1); see [`rpc_core::limit::PriorityGate`]. Clients set the class of a call, so trust them, or correct
+    /// it in front.
     /// Default: false.
     pub fn shed_by_priority(mut self, shed: bool) -> Self {
         self.config.shed_by_priority = shed;
