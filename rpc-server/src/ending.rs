@@ -81,10 +81,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
-    /// Lets calls run for so long, unless an earlier end is set already.
+    /// Lets calls run for so long, unless an earlier end is set already. To say it again, later, changes nothing.
     fn cut_off_after(&mut self, grace: Duration, told: &'static str, now: Instant) {
-        if self.cut_off.is_none() {
-            self.cut_off = now.checked_add(grace).map(|at| (at, told));
+        let Some(at) = now.checked_add(grace) else { return };
+        if self.cut_off.is_none_or(|(set, _)| at < set) {
+            self.cut_off = Some((at, told));
         }
     }
 
