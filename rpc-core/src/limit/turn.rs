@@ -188,7 +188,8 @@ impl Future for Turn {
                 Found::PushedOut => {
                     let full = QueueFull { max_waiting: queue.max_waiting(), waiting: queue.waiting() };
                     let refusal = queue_full(limit, full);
-                    this.at = None;
+                    // It may have been called before, and then others are now.
+                    this.leave(false);
                     return Poll::Ready(Err(refusal));
                 }
             }
