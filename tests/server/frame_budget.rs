@@ -299,6 +299,25 @@ async fn whoever_is_lost_leaves_its_room_or_its_place_to_others() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_waited_first_has_its_room_first_whoever_connected_first() {
+    let harness = one_at_a_time(|builder| builder);
+    let mut peers = [wire(&harness, NARROW).await, wire(&harness, NARROW).await, wire(&harness, NARROW).await];
+    let order = [1, 2, 0];
+    for (n, at) in order.into_iter().enumerate() {
+        peers[at].send(&long(1)[..FREE]).await;
+        until_begun(&harness).await;
+        until_waiting(&harness, n as u64).await;
+    }
+    for at in order {
+        // It would wait for ever, if another had the room.
+        peers[at].send(&long(1)[FREE..]).await;
+        answer(&mut peers[at], 1).await;
+    }
+    drop(peers);
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_does_not_read_its_answers_keeps_nobody_from_the_room_it_waited_for() {
     let harness = one_at_a_time(|builder| builder.write_high_water(1)).plain("it counts bytes");
     let (mut first, mut second) = (wire(&harness, NARROW).await, wire(&harness, NARROW).await);
