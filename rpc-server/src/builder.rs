@@ -269,7 +269,8 @@ impl ServerBuilder {
     }
 
     /// How long a frame may take from its first byte to its last, however steadily they come. The time
-    /// does not count in which the connection is not read because its client does not. Default: 10 s.
+    /// does not count in which the connection is not read because its client does not; but a frame that has room in
+    /// [`Self::frame_budget`] is given up if it has had that for so long and is not read then. Default: 10 s.
     pub fn frame_timeout(mut self, timeout: Duration) -> Self {
         self.config.frame_timeout = timeout;
         self

@@ -308,7 +308,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if paused {
             self.life.pause(now);
             self.writer.slim();
-            self.leave_queue_for_room();
+            self.leave_queue_for_room(now);
         }
         if self.step_state(cx, now)? {
             return Ok(Turn::End);
