@@ -49,14 +49,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     #[cold]
     fn may_read_of_frame(&mut self, size: usize, cx: &mut TaskContext<'_>) -> Result<Option<usize>, Broken> {
         let len = self.partial.len();
-        // What is kept begins with a frame that is not whole. Behind a short one others are read with it, and
-        // handled in this very turn.
+        // Behind a short frame others are read with it, a long one's beginning among them; if not all can be handled
+        // now, that is kept.
+        if len < ORDINARY_FRAME {
+            return Ok(Some(size.min(ORDINARY_FRAME - len)));
+        }
+        // What is kept begins with a frame that is not whole, and a short one would be by now.
         let frame_len = self.decoder.frame_len(&self.partial).unwrap_or(0);
         if frame_len <= ORDINARY_FRAME {
             return Ok(Some(size));
-        }
-        if len < ORDINARY_FRAME {
-            return Ok(Some(size.min(ORDINARY_FRAME - len)));
         }
         // Its last byte is the last that is read, so the buffer is as long as the frame.
         Ok(self.has_room_for(frame_len, cx)?.then(|| size.min(frame_len - len)))
