@@ -60,6 +60,7 @@ impl Server {
     }
 
     /// Listens on `address`.
+    ///
     /// Up to 1,024 peers wait in the system's queue until they are accepted, or as many as the system allows (on
     /// Linux `net.core.somaxconn`). With [`Self::listen`] they are as many as the listener has.
     ///
@@ -544,10 +545,13 @@ impl ServerCore {
     {
         let Ok(_permit) = self.turned_away.try_acquire() else { return };
         let id = ConnectionId::new(self.next_connection.fetch_add(1, Ordering::Relaxed));
-        let info = ConnectionInfo::new(id, peer);
-        let mut connection = Connection::new(transport, Arc::clone(self), info, Arc::default());
+        let known = Arc::default();
+        // A shutdown waits for it as for any other, so it has to be told of it.
+        let registered = Registered::new(self, id, &known);
+        let mut connection = Connection::new(transport, Arc::clone(self), ConnectionInfo::new(id, peer), known);
         connection.turn_away(GoAwayReason::TooManyConnections, "the server has as many connections as it takes");
         connection.run().await;
+        drop(registered);
     }
 
     fn enter_phase(&self, phase: Phase) {

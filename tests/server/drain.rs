@@ -305,3 +305,16 @@ async fn the_grace_of_a_drain_holds_for_connections_that_have_a_longer_one_for_t
         harness.assert_idle().await;
     }
 }
+
+/// It has a second to close, and a shutdown without a grace gives it less.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_was_turned_away_just_now_is_not_stuck() {
+    let harness = Harness::with(|builder| builder.max_connections(1).drain_grace(Duration::ZERO));
+    let first = harness.peer().await;
+    let mut second = harness.silent_peer();
+    assert_eq!(second.go_away().await.1, GoAwayReason::TooManyConnections);
+    let drained = harness.handle.drain().await;
+    assert_eq!((drained.stuck_connections, drained.cut.len()), (0, 0));
+    drop((first, second));
+    harness.assert_idle().await;
+}
