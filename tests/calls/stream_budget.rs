@@ -247,7 +247,8 @@ async fn items_in_one_frame_take_no_more_of_a_connection_than_it_has() {
         let few = frame(ITEM, 0, id, &[], &[7; 32 * KIB - 32]).repeat(2);
         wire.send(&[Req::new(id, named("echo"), ()).of_kind(CallKind::BothWays).bytes(), few].concat()).await;
     }
-    server.until("the windows are full", |server| taken(server) == STREAMS as usize * WINDOW).await;
+    server.until_running(STREAMS as usize).await;
+    server.until("they have items", |server| taken(server) >= STREAMS as usize * WINDOW / 2).await;
     // Their windows are half of what the connection has, and the rest takes two of these, or three when the windows
     // of calls that have ended are back.
     for id in 1..=STREAMS {
@@ -266,7 +267,7 @@ async fn items_in_one_frame_take_no_more_of_a_connection_than_it_has() {
         ended += 1;
     }
     assert!(ended == STREAMS - 2 || ended == STREAMS - 3, "{ended}");
-    assert!(taken(&server) > 600 * KIB && taken(&server) <= MIB, "{}", taken(&server));
+    assert!(taken(&server) > 550 * KIB && taken(&server) <= MIB, "{}", taken(&server));
     drop(wire);
     server.assert_idle().await;
 }
