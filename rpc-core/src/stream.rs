@@ -37,7 +37,8 @@ impl<T> Streaming<T> {
     ///
     /// # Errors
     ///
-    /// The item cannot be decoded, or the call has ended, if this is kept beyond it.
+    /// The item cannot be decoded; or the call has ended, if this is kept beyond it, before all items had been taken,
+    /// whether the client had sent the last one or not.
     ///
     /// # Cancel safety
     ///

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use rpc_codec::PART_LEN;
 use rpc_core::limit::{ConcurrencyLimit, ConcurrencyRefusal, Reservation};
 
 use crate::{gauges::CONNECTION_BODIES, peer::Peer, server::ServerCore};
@@ -67,28 +68,28 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Takes what one item more needs; `more` says that it comes in parts. If there is too little, nothing
-    /// has changed.
+    /// Takes what one item more needs, whether it has come whole or its first part has. If there is too little,
+    /// nothing has changed.
     #[inline]
     pub(crate) fn item_comes(
         &mut self,
         charge: u64,
-        more: bool,
+        in_parts: bool,
         window: u32,
         budgets: &Budgets,
     ) -> Result<(), ConcurrencyRefusal> {
         let needed = self.taken + self.waiting + charge;
-        if more || needed > units(&self.server) {
-            self.take(needed, more, window.into(), budgets)?;
+        if in_parts || needed > units(&self.server) {
+            self.take(needed, in_parts || charge > PART_LEN as u64, window.into(), budgets)?;
         }
-        *(if more { &mut self.coming } else { &mut self.waiting }) += charge;
+        *(if in_parts { &mut self.coming } else { &mut self.waiting }) += charge;
         Ok(())
     }
 
-    fn take(&mut self, needed: u64, in_parts: bool, window: u64, budgets: &Budgets) -> Result<(), ConcurrencyRefusal> {
+    fn take(&mut self, needed: u64, long: bool, window: u64, budgets: &Budgets) -> Result<(), ConcurrencyRefusal> {
         let (before, beyond) = (units(&self.connection), needed.saturating_sub(window));
-        // The frame of an item that is not in parts bounds what it has beyond the window.
-        if in_parts && beyond > before {
+        // A short item, one of those that clients do not cut, is at most a part beyond the window.
+        if long && beyond > before {
             grow(&mut self.connection, beyond, &budgets.connection)?;
         }
         let wanted = match beyond {
@@ -218,6 +219,22 @@ mod tests {
         assert_eq!(taken(&budgets), (0, 65_536), "a stream that is never drained does not keep it");
         kept.all_taken(WINDOW);
         assert_eq!(taken(&budgets), (0, 0));
+    }
+
+    #[test]
+    fn a_long_item_in_one_frame_takes_of_the_connection_as_one_in_parts_does() {
+        let budgets = budgets(1 << 20, 1 << 20);
+        let mut kept = Kept::default();
+        for _ in 0..1_023 {
+            kept.item_comes(64, false, WINDOW, &budgets).unwrap();
+        }
+        kept.item_comes(262_000, false, WINDOW, &budgets).unwrap();
+        assert_eq!(taken(&budgets), (261_936, 327_472));
+        kept.nothing_wanted();
+        // What a client sends without cutting it may be beyond the window once, and the connection promised nothing of it.
+        kept.item_comes(65_535, false, WINDOW, &budgets).unwrap();
+        kept.item_comes(PART_LEN as u64, false, WINDOW, &budgets).unwrap();
+        assert_eq!(taken(&budgets), (0, 65_535 + 32_768));
     }
 
     #[test]

@@ -150,9 +150,10 @@ impl ServerBuilder {
         self
     }
 
-    /// Turns away calls of lower classes while a limit of calls in flight refuses those of higher ones: first
-    /// background (3), then low (2), then normal (0), and never critical calls (1); see
-    /// [`rpc_core::limit::PriorityGate`]. Clients set the class of a call, so trust them, or correct it in front.
+    /// Turns away calls of lower classes while a limit of calls in flight refuses those of higher ones, unless it is
+    /// that of one connection or tenant: first background (3), then low (2), then normal (0), and never critical
+    /// calls (1); see [`rpc_core::limit::PriorityGate`]. Clients set the class of a call, so trust them, or correct
+    /// it in front.
     /// Default: false.
     pub fn shed_by_priority(mut self, shed: bool) -> Self {
         self.config.shed_by_priority = shed;
@@ -229,8 +230,8 @@ impl ServerBuilder {
     }
 
     /// As [`Self::body_budget`], on each connection; but of a stream that the client sends, its whole window is
-    /// taken while it is open, and of a long item what is beyond that. A call that finds too little left for
-    /// its window is refused. Default: 16 MiB.
+    /// taken while it is open, and of an item above 32 KiB what is beyond that; one that is shorter may be beyond it
+    /// without. A call that finds too little left for its window is refused. Default: 16 MiB.
     pub fn body_budget_per_connection(mut self, bytes: u64) -> Self {
         self.config.body_budget_per_connection = bytes;
         self
@@ -268,7 +269,8 @@ impl ServerBuilder {
     }
 
     /// How long a frame may take from its first byte to its last, however steadily they come. The time
-    /// does not count in which the connection is not read because its client does not. Default: 10 s.
+    /// does not count in which the connection is not read because its client does not; but a frame that has room in
+    /// [`Self::frame_budget`] is given up if it has had that for so long and is not read then. Default: 10 s.
     pub fn frame_timeout(mut self, timeout: Duration) -> Self {
         self.config.frame_timeout = timeout;
         self

@@ -308,7 +308,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if paused {
             self.life.pause(now);
             self.writer.slim();
-            self.leave_queue_for_room();
+            self.leave_queue_for_room(now);
         }
         if self.step_state(cx, now)? {
             return Ok(Turn::End);
@@ -428,13 +428,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     fn read_once(&mut self, buffer: &mut [u8], cx: &mut TaskContext<'_>) -> Result<Option<usize>, Broken> {
+        let asked = buffer.len();
         let mut buf = ReadBuf::new(buffer);
         match poll_io(cx, |cx| Pin::new(&mut self.io).poll_read(cx, &mut buf)) {
             Poll::Pending => return Ok(None),
             Poll::Ready(result) => result.map_err(Broken::Lost)?,
         }
         let bytes = buf.filled();
-        self.read_size.came(bytes.len());
+        // That all came of what was less than usual says nothing.
+        if asked == self.read_size.get() || bytes.len() < asked {
+            self.read_size.came(bytes.len());
+        }
         // Read anew: a reading from before the bytes were sent would make every later call look old.
         let now = Reading::now();
         if !bytes.is_empty() {

@@ -81,10 +81,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
-    /// Lets calls run for so long, unless an earlier end is set already.
+    /// Lets calls run for so long, unless an earlier end is set already. To say it again, later, changes nothing.
     fn cut_off_after(&mut self, grace: Duration, told: &'static str, now: Instant) {
-        if self.cut_off.is_none() {
-            self.cut_off = now.checked_add(grace).map(|at| (at, told));
+        let Some(at) = now.checked_add(grace) else { return };
+        if self.cut_off.is_none_or(|(set, _)| at < set) {
+            self.cut_off = Some((at, told));
         }
     }
 
@@ -130,14 +131,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// Goes on to the next state when it is time. `true` when the connection is gone.
     pub(crate) fn step_state(&mut self, cx: &mut TaskContext<'_>, now: Instant) -> Result<bool, Broken> {
-        if let Some(stalls) = self.write_stalls.filter(|stalls| *stalls <= now) {
-            let late = now.saturating_duration_since(stalls);
-            if late < PUNCTUAL {
-                self.server.gauges.cuts.count(Cut::Write);
-                return Err(Broken::Lost(io::Error::new(io::ErrorKind::TimedOut, "the peer takes no bytes")));
-            }
-            // It was us who were busy, and did not offer it anything meanwhile.
-            self.write_stalls = now.checked_add(late.min(LAST_CHANCE));
+        if is_over(&mut self.write_stalls, now) {
+            self.server.gauges.cuts.count(Cut::Write);
+            return Err(Broken::Lost(io::Error::new(io::ErrorKind::TimedOut, "the peer takes no bytes")));
+        }
+        if self.overstays(now) {
+            return Err(Broken::Cut(Cut::Frame));
         }
         loop {
             match &mut self.state {
@@ -188,7 +187,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         };
         // Nobody is looked at who is not read.
         let slow = if self.is_above_mark() || self.awaits_room() { None } else { self.in_flight.next_slow() };
-        [state, self.in_flight.next_expiry(), slow, self.write_stalls].into_iter().flatten().min()
+        let room = self.room_due();
+        [state, self.in_flight.next_expiry(), slow, room, self.write_stalls].into_iter().flatten().min()
     }
 
     /// Cancels every call; then, if the peer may still read, tells it why and closes.
@@ -238,6 +238,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 }
 
+/// Whether the time of a peer that does not read is over. If we look late, it was us who were busy and did not offer
+/// it anything meanwhile: then it has a while more.
+pub(crate) fn is_over(due: &mut Option<Instant>, now: Instant) -> bool {
+    let Some(at) = due.filter(|at| *at <= now) else { return false };
+    let late = now.saturating_duration_since(at);
+    if late < PUNCTUAL {
+        return true;
+    }
+    *due = now.checked_add(late.min(MOST_GIVEN_BACK));
+    false
+}
+
 /// Reads and forgets. `true` when there is nothing more to wait for.
 fn discard<T: AsyncRead + Unpin>(io: &mut T, left: &mut usize, cx: &mut TaskContext<'_>) -> bool {
     scratch::with_read_buffer(|buffer| {
@@ -271,6 +283,6 @@ const CLOSE_WHEN_STOPPING: Duration = Duration::from_millis(900);
 /// What is looked at within so much of its time was not held up by us.
 const PUNCTUAL: Duration = Duration::from_millis(10);
 /// What a peer gets at most for the time in which we were busy.
-const LAST_CHANCE: Duration = Duration::from_secs(1);
+const MOST_GIVEN_BACK: Duration = Duration::from_secs(1);
 const LINGER_TIME: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 256 * 1024;

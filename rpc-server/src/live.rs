@@ -150,6 +150,7 @@ impl LiveLimits {
         match name {
             GLOBAL_RATE => self.core.global_rate().ok_or_else(not_there)?.reconfigure(rate, now)?,
             CONNECTION_RATE => {
+                let _changing = self.core.limits.changing();
                 *self.core.connection_rate().as_mut().ok_or_else(not_there)? = rate;
                 for peer in self.peers() {
                     if let Some(limit) = peer.rate(name) {

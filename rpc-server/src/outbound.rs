@@ -9,6 +9,7 @@ use crate::{
     call::Opening,
     clock::Reading,
     connection::Connection,
+    gauges::{CONNECTION, TENANT},
     in_flight::{Pending, Place},
     panics::contain,
     pipeline::{Answer, CallInfo, Outbound},
@@ -56,14 +57,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     /// Turns away a call that was in the pipeline, and takes note of it if that was for want of permits: then there
-    /// is no room for calls of its class, whether it has waited or not. A call above its rate says nothing of the
-    /// server.
+    /// is no room for calls of its class, whether it has waited or not. A call above its rate, or above the share of
+    /// its tenant or connection, says nothing of the server.
     pub(crate) fn refuse_call(&mut self, opening: &Opening, method: u32, upto: usize, refusal: &Refusal) {
         if let Some(gate) = self.server.limits.priority()
             && matches!(
                 refusal.reason(),
                 RefusalReason::ConcurrencyLimit | RefusalReason::QueueFull | RefusalReason::QueueTimeout
             )
+            && !matches!(refusal.limit(), CONNECTION | TENANT)
         {
             gate.refused(opening.priority, Reading::now().ticks);
         }

@@ -60,6 +60,7 @@ impl Server {
     }
 
     /// Listens on `address`.
+    ///
     /// Up to 1,024 peers wait in the system's queue until they are accepted, or as many as the system allows (on
     /// Linux `net.core.somaxconn`). With [`Self::listen`] they are as many as the listener has.
     ///
@@ -544,10 +545,13 @@ impl ServerCore {
     {
         let Ok(_permit) = self.turned_away.try_acquire() else { return };
         let id = ConnectionId::new(self.next_connection.fetch_add(1, Ordering::Relaxed));
-        let info = ConnectionInfo::new(id, peer);
-        let mut connection = Connection::new(transport, Arc::clone(self), info, Arc::default());
+        let known = Arc::default();
+        // A shutdown waits for it as for any other, so it has to be told of it.
+        let registered = Registered::new(self, id, &known);
+        let mut connection = Connection::new(transport, Arc::clone(self), ConnectionInfo::new(id, peer), known);
         connection.turn_away(GoAwayReason::TooManyConnections, "the server has as many connections as it takes");
         connection.run().await;
+        drop(registered);
     }
 
     fn enter_phase(&self, phase: Phase) {
@@ -625,3 +629,43 @@ const BACKLOG_TIME: Duration = Duration::from_millis(5);
 const STOP_TIME: Duration = Duration::from_secs(1);
 /// Peers that are being told that there are too many of them.
 const MAX_TURNED_AWAY: u64 = 64;
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::{sync::Barrier, thread};
+
+    use super::*;
+
+    /// Of two rates that are set at once.
+    #[test]
+    fn all_connections_have_the_same_rate_and_it_is_that_of_those_to_come() {
+        let server = Server::builder().rate_per_connection(Rate::per_second(1.0).burst(1)).build().unwrap();
+        let core = &server.core;
+        let open: Vec<_> = (1..=500)
+            .map(|id| {
+                let (id, peer) = (ConnectionId::new(id), Arc::new(Peer::default()));
+                let registered = Registered::new(core, id, &peer);
+                core.build_pipeline(&mut Pipeline::new(), &ConnectionInfo::new(id, None), &peer);
+                (registered, peer)
+            })
+            .collect();
+        let bursts = || {
+            let open = open.iter().map(|(_, peer)| peer.rate(CONNECTION_RATE).unwrap().burst());
+            open.chain(core.connection_rate().map(|rate| RateLimit::new(CONNECTION_RATE, rate).unwrap().burst()))
+        };
+        let (limits, together) = (server.handle().limits(), Barrier::new(2));
+        for _ in 0..200 {
+            thread::scope(|scope| {
+                for burst in [10, 20] {
+                    let (limits, together) = (&limits, &together);
+                    scope.spawn(move || {
+                        together.wait();
+                        limits.set_rate(CONNECTION_RATE, Rate::per_second(1_000.0).burst(burst)).unwrap();
+                    });
+                }
+            });
+            let of_those_to_come = bursts().last();
+            assert_eq!(bursts().find(|&burst| Some(burst) != of_those_to_come), None);
+        }
+    }
+}

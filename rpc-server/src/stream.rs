@@ -56,6 +56,8 @@ struct State {
     receiver: Option<Waker>,
     /// Why nothing goes or comes any more.
     closed: Option<Status>,
+    /// It was closed before the client had sent all of its items and the service had taken them.
+    cut_short: bool,
     held: Share,
 }
 
@@ -134,6 +136,7 @@ impl Stream {
             sender: None,
             receiver: None,
             closed: None,
+            cut_short: false,
             held: Share::of(held),
         };
         let (ready, state) = (Arc::clone(ready), Mutex::new(state));
@@ -346,7 +349,8 @@ impl Stream {
             state.note_held();
             return Poll::Ready(Ok(true));
         }
-        if state.inflow.has_ended() {
+        // What has lost items does not look like one that is whole.
+        if state.inflow.has_ended() && !state.cut_short {
             return Poll::Ready(Ok(false));
         }
         if let Some(why) = &state.closed {
@@ -394,6 +398,7 @@ impl State {
     fn close(&mut self, why: &Status) -> [Option<Waker>; 2] {
         self.closed.get_or_insert_with(|| why.clone());
         self.outflow.queue.clear();
+        self.cut_short |= !self.inflow.has_ended() || !self.inflow.is_empty();
         self.inflow.close();
         self.kept.closed();
         self.note_held();
@@ -415,5 +420,61 @@ fn remember(known: &mut Option<Waker>, waker: &Waker) {
 fn wake(waker: Option<Waker>) {
     if let Some(waker) = waker {
         waker.wake();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use rpc_core::limit::ConcurrencyLimit;
+
+    use super::*;
+
+    const BOUNDS: SendBounds = SendBounds { max_frame: 1 << 16, max_message: 1 << 16 };
+
+    fn client_stream() -> Stream {
+        let windows = Windows { server: 1 << 16, client: 0 };
+        Stream::new(CallId::new(1, 0), CallKind::ClientStream, BOUNDS, windows, &Arc::default(), &Arc::default())
+    }
+
+    fn add_items(stream: &Stream, count: usize) {
+        let limit = || ConcurrencyLimit::new("bytes", Some(1 << 20)).unwrap();
+        let budgets = Budgets::new(limit(), limit());
+        for _ in 0..count {
+            stream.add_item(1, &[7], false, 1_000, &budgets).unwrap();
+        }
+    }
+
+    fn take(stream: &Stream, intake: &mut Intake) -> Poll<Result<bool, Status>> {
+        while intake.next_item().is_some() {}
+        stream.poll_take(intake, Waker::noop())
+    }
+
+    #[test]
+    fn a_stream_that_lost_items_says_why_and_not_that_it_has_ended() {
+        let why = Status::deadline_exceeded("too late");
+        for (taken, lost) in [(0, 2), (2, 2)] {
+            let (stream, mut intake) = (client_stream(), Intake::new(1 << 16));
+            if taken > 0 {
+                add_items(&stream, taken);
+                assert_eq!(take(&stream, &mut intake), Poll::Ready(Ok(true)));
+            }
+            add_items(&stream, lost);
+            stream.end().unwrap();
+            stream.close(&why);
+            // Its drop closes it anew.
+            stream.close(&Status::cancelled("gone"));
+            assert_eq!(take(&stream, &mut intake), Poll::Ready(Err(why.clone())), "{taken} taken");
+        }
+    }
+
+    #[test]
+    fn a_stream_of_which_all_was_taken_has_ended_whatever_ends_its_call() {
+        let (stream, mut intake) = (client_stream(), Intake::new(1 << 16));
+        add_items(&stream, 2);
+        stream.end().unwrap();
+        assert_eq!(take(&stream, &mut intake), Poll::Ready(Ok(true)));
+        assert!(stream.finish().is_empty());
+        stream.close(&Status::cancelled("gone"));
+        assert_eq!(take(&stream, &mut intake), Poll::Ready(Ok(false)));
     }
 }

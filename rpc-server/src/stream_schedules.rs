@@ -175,3 +175,37 @@ fn a_receiver_is_woken_by_every_item_and_by_the_last_and_its_credit_comes_throug
         assert_eq!(whole.snapshot().held, 0, "it is drained");
     });
 }
+
+#[test]
+fn a_receiver_of_a_stream_that_is_closed_has_all_of_it_or_is_told_that_it_has_not() {
+    under_schedules(|| {
+        let stream = stream(&Arc::default());
+        let receiver = {
+            let stream = Arc::clone(&stream);
+            thread::spawn(move || {
+                let (mut intake, mut taken) = (Intake::new(WINDOW), 0);
+                loop {
+                    match block_on(poll_fn(|cx| stream.poll_take(&mut intake, cx.waker()))) {
+                        Ok(true) => {}
+                        Ok(false) => break assert_eq!(taken, 2, "it looks whole"),
+                        Err(why) => break assert_eq!(why, Status::aborted("enough")),
+                    }
+                    while intake.next_item().is_some() {
+                        taken += 1;
+                    }
+                }
+            })
+        };
+        let limit = || ConcurrencyLimit::new("bytes", Some(1 << 20)).expect("it is not zero");
+        let whole = limit();
+        let budgets = Budgets::new(limit(), Arc::clone(&whole));
+        for _ in 0..2 {
+            stream.add_item(1, &[7], false, 1_000, &budgets).expect("the window covers it");
+        }
+        stream.end().expect("once");
+        stream.close(&Status::aborted("enough"));
+        receiver.join().unwrap();
+        stream.stop_receiving();
+        assert_eq!(whole.snapshot().held, 0, "nothing is kept of it");
+    });
+}

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use sluicegate::{CallError, Client, Executed, server::WaitQueue};
+use sluicegate::{
+    CallError, Client, Executed,
+    server::{MethodLimits, TenantLimits, Tenants, WaitQueue},
+};
 use tokio::time::{advance, sleep};
 
 use crate::support::{Harness, Req, method};
@@ -100,6 +103,44 @@ async fn calls_that_wait_in_vain_show_that_there_is_no_room_whichever_was_the_la
     peer.answer(1).await;
     peer.part().await;
     harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_above_the_share_of_its_tenant_or_connection_sheds_nobodys_calls() {
+    for limit in ["tenant", "connection"] {
+        let harness = Harness::with(|builder| {
+            let builder = builder.max_concurrent_calls(100).shed_by_priority(true);
+            match limit {
+                "tenant" => {
+                    builder.tenants(Tenants::by_metadata("tenant", TenantLimits::new().max_concurrent_calls(1)))
+                }
+                // Calls are few there, and heavy.
+                _ => builder
+                    .max_concurrent_calls_per_connection(4)
+                    .method_limits("test.Probe/gate", MethodLimits::new().weight(3)),
+            }
+        });
+        let (mut greedy, mut other) = (harness.peer().await, harness.peer().await);
+        let request = |id: u64, tenant: &str, class| {
+            let mut request = Req::new(id, method::GATE, (id,)).head(|head| head.priority = class);
+            request.metadata.insert("tenant", tenant).unwrap();
+            request.bytes()
+        };
+        for id in 1..=2 {
+            greedy.send(&request(id, "a", CRITICAL)).await;
+        }
+        let refused = greedy.answer(2).await.0;
+        assert_eq!(refused.error_info().unwrap().metadata.get_str("limit"), Some(limit));
+        other.send(&request(1, "b", BACKGROUND)).await;
+        harness.until_running(2).await;
+        assert_eq!((harness.snapshot().classes_shed, harness.refused(limit)), (0, 1));
+        harness.probe.open_gate();
+        greedy.answer(1).await;
+        other.answer(1).await;
+        greedy.part().await;
+        other.part().await;
+        harness.assert_idle().await;
+    }
 }
 
 async fn call_owned(client: Client, class: u8) -> Result<u64, CallError> {

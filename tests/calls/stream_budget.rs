@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::stream;
-use rpc_codec::MIN_PART_LEN;
+use rpc_codec::{CallKind, MIN_PART_LEN};
 use sluicegate::{Bytes, CallError, Executed, Status, StatusCode};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -12,8 +12,8 @@ use crate::support::{
     bodies::{KIB, MIB, is_alive, status_of, wire},
     feed::{FeedClient, FeedServer, named},
     method,
-    parts::{CONT, RESPONSE, encoded, part},
-    raw::frame,
+    parts::{CONT, Pieces, RESPONSE, encoded, part},
+    raw::{frame, hello_with},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -229,4 +229,45 @@ async fn an_item_at_its_rate_arrives_however_long_it_takes_and_without_a_rate_at
         drop(wire);
         server.assert_idle().await;
     }
+}
+
+/// Clients of this library cut items of more than a part, and others are free to: those take the same.
+#[tokio::test(start_paused = true)]
+async fn items_in_one_frame_take_no_more_of_a_connection_than_it_has() {
+    const STREAMS: u64 = 8;
+    let server = FeedServer::with(|builder| {
+        builder.max_message(MIB as u32).body_budget_per_connection(MIB as u64).keepalive_interval(None)
+    })
+    .large();
+    // It gives no credit, so the services wait with the first that they send back.
+    let mut wire = Pieces::from(server.harness.peer_through(MIB));
+    wire.send(&hello_with(|hello| hello.stream_window = 1)).await;
+    wire.piece().await;
+    for id in 1..=STREAMS {
+        let few = frame(ITEM, 0, id, &[], &[7; 32 * KIB - 32]).repeat(2);
+        wire.send(&[Req::new(id, named("echo"), ()).of_kind(CallKind::BothWays).bytes(), few].concat()).await;
+    }
+    server.until_running(STREAMS as usize).await;
+    server.until("they have items", |server| taken(server) >= STREAMS as usize * WINDOW / 2).await;
+    // Their windows are half of what the connection has, and the rest takes two of these, or three when the windows
+    // of calls that have ended are back.
+    for id in 1..=STREAMS {
+        wire.send(&frame(ITEM, 0, id, &[], &vec![7; 256 * KIB - 12])).await;
+    }
+    wire.send(&Req::new(STREAMS + 1, method::ECHO, ("alive",)).bytes()).await;
+    let mut ended = 0;
+    loop {
+        let (piece, _) = wire.up_to(|piece| piece.kind == RESPONSE).await;
+        let status = status_of(&piece);
+        if piece.id.sequence() == STREAMS + 1 {
+            break assert_eq!(status.code(), StatusCode::Ok);
+        }
+        let (executed, code) = (Executed::Maybe, StatusCode::ResourceExhausted);
+        assert_ended(&status, executed, code, "BODY_BUDGET", "connection bodies");
+        ended += 1;
+    }
+    assert!(ended == STREAMS - 2 || ended == STREAMS - 3, "{ended}");
+    assert!(taken(&server) > 550 * KIB && taken(&server) <= MIB, "{}", taken(&server));
+    drop(wire);
+    server.assert_idle().await;
 }

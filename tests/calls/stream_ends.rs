@@ -319,6 +319,26 @@ async fn streams_get_the_grace_of_a_drain_and_then_a_status_that_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_whole_stream_that_is_ended_before_it_was_taken_does_not_look_whole_to_who_keeps_it() {
+    let (server, client, feed) = limited();
+    let (mut numbers, sum) = feed.sum_elsewhere().timeout(50 * MS).open().await.unwrap();
+    numbers.send(1).await.unwrap();
+    server.until("the first was taken", |server| server.feeder.consumed() == 1).await;
+    for n in 2..=10 {
+        numbers.send(n).await.unwrap();
+    }
+    numbers.end();
+    server.until("the others have come", |server| server.snapshot().stream_bytes == 9 * 5).await;
+    assert_eq!(sum.await.unwrap_err().code(), StatusCode::DeadlineExceeded);
+    until_back(&server).await;
+    server.feeder.open_gate();
+    server.until_running(0).await;
+    // Of the deadline, or of the CANCEL of the client, which knows of it as well.
+    assert_eq!((server.feeder.ends().len(), server.feeder.consumed()), (1, 1));
+    assert_back(&server, client, feed).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_client_that_closes_ends_its_streams_in_peace() {
     let (server, client, feed) = limited();
     let mut items = feed.stall(1).open().await.unwrap();

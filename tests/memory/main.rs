@@ -8,6 +8,7 @@ mod bodies;
 mod claims;
 mod counting;
 mod deadlines;
+mod frames;
 mod given_up;
 mod idle_client;
 mod released;

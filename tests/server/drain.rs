@@ -12,6 +12,7 @@ use tokio::{
 use crate::support::{Got, Harness, Req, assert_idle_soon, method, no_call_runs, raw::hello, shims::is_full};
 
 const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
 
 fn drain(harness: &Harness) -> JoinHandle<Drained> {
     let handle = harness.handle.clone();
@@ -274,4 +275,46 @@ async fn a_server_that_is_shut_down_leaves_its_port_at_once_and_answers_what_run
     drop(client);
     assert_clean(&next_sockets.shut_down().await);
     assert_idle_soon(&next.handle).await;
+}
+
+/// Nobody waits for its end: the connections keep the promise themselves.
+#[tokio::test(start_paused = true)]
+async fn the_grace_of_a_drain_holds_for_connections_that_have_a_longer_one_for_their_age() {
+    let hour = Duration::from_secs(3_600);
+    for before in [true, false] {
+        let harness = Harness::with(|builder| {
+            let builder = builder.max_connection_age(10 * SECOND).max_connection_age_grace(hour);
+            builder.drain_grace(2 * SECOND).keepalive_interval(None)
+        });
+        let mut peer = harness.peer().await;
+        peer.send(&Req::new(1, method::SLEEP, (u64::from(u32::MAX),)).bytes()).await;
+        harness.until_running(1).await;
+        if before {
+            assert_eq!(peer.go_away().await.1, GoAwayReason::Drain);
+        }
+        let began = Instant::now();
+        harness.handle.shutdown();
+        if !before {
+            peer.go_away().await;
+        }
+        let (status, _) = peer.answer(1).await;
+        assert_eq!((status.code(), status.executed()), (StatusCode::Unavailable, Executed::Maybe));
+        let waited = began.elapsed();
+        assert!(waited >= 2 * SECOND && waited <= 2 * SECOND + 20 * MS, "{waited:?}");
+        drop(peer);
+        harness.assert_idle().await;
+    }
+}
+
+/// It has a second to close, and a shutdown without a grace gives it less.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_was_turned_away_just_now_is_not_stuck() {
+    let harness = Harness::with(|builder| builder.max_connections(1).drain_grace(Duration::ZERO));
+    let first = harness.peer().await;
+    let mut second = harness.silent_peer();
+    assert_eq!(second.go_away().await.1, GoAwayReason::TooManyConnections);
+    let drained = harness.handle.drain().await;
+    assert_eq!((drained.stuck_connections, drained.cut.len()), (0, 0));
+    drop((first, second));
+    harness.assert_idle().await;
 }

@@ -3,6 +3,7 @@
 
 use std::{ops::Range, time::Duration};
 
+use futures::FutureExt;
 use rpc_codec::{GoAwayReason, encode_pong};
 use rpc_core::CallId;
 use sluicegate::{Server, limit::ConcurrencySnapshot, server::ServerBuilder};
@@ -16,7 +17,7 @@ use crate::support::{
     Got, Harness, Req,
     bodies::{KIB, MIB, NARROW, bytes, is_alive, serve, wire},
     method,
-    parts::{Pieces, RESPONSE, opening, untouched},
+    parts::{Pieces, RESPONSE, opening, part, untouched},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -51,11 +52,11 @@ fn whole(id: u64, len: usize) -> Vec<u8> {
 /// Where a REQUEST says the length of its body.
 const BODY_LEN: Range<usize> = 36..40;
 
-/// Reads the echo of a [`long`] call.
+/// Reads the echo of a [`long`] call, or of another with a long body.
 async fn answer(wire: &mut Pieces, id: u64) {
     let piece = wire.piece().await;
     assert_eq!(piece.id, CallId::new(id, 0), "{piece:?}");
-    assert!(wire.whole(piece).await.len() > 200_000);
+    assert!(wire.whole(piece).await.len() >= 100_000);
 }
 
 fn budget(harness: &Harness) -> (ConcurrencySnapshot, u64) {
@@ -214,6 +215,47 @@ async fn time_without_room_is_not_counted_against_who_waited() {
     harness.assert_idle().await;
 }
 
+/// Above the mark it gives up its place, and comes back for another when it is below.
+#[tokio::test(start_paused = true)]
+async fn time_without_room_is_not_counted_against_who_stopped_reading_its_answers_meanwhile() {
+    let harness =
+        one_at_a_time(|builder| builder.frame_timeout(12 * SECOND).write_high_water(1)).plain("it counts bytes");
+    let (mut first, mut second) = (wire(&harness, NARROW).await, wire(&harness, NARROW).await);
+    for id in 1..=1_000 {
+        second.send(&Req::new(id, method::GATE, (id,)).bytes()).await;
+    }
+    second.send(&opening(untouched(1_001, method::BYTES), 100_000, &[7; 10])).await;
+    harness.until("it has begun", |harness| harness.snapshot().calls_parked == 1_001).await;
+    second.send(&long(1_002)[..FREE - 1]).await;
+    sleep(SECOND).await;
+    first.send(&long(1)[..FREE]).await;
+    until_begun(&harness).await;
+    second.send(&long(1_002)[FREE - 1..FREE]).await;
+    until_waiting(&harness, 1).await;
+    sleep(9 * SECOND).await;
+    harness.probe.open_gate();
+    until_waiting(&harness, 0).await;
+    for _ in 1..=1_000 {
+        assert_eq!(second.piece().await.kind, RESPONSE);
+    }
+    until_waiting(&harness, 1).await;
+    sleep(SECOND).await;
+    first.send(&long(1)[FREE..]).await;
+    answer(&mut first, 1).await;
+    until_begun(&harness).await;
+    // It has had a second of its twelve, and so has the body, of ten.
+    sleep(8 * SECOND).await;
+    second.send(&long(1_002)[FREE..]).await;
+    answer(&mut second, 1_002).await;
+    for n in 0..4 {
+        let len = if n < 3 { 32_000 } else { 100_000 - 96_010 };
+        second.send(&part(1_001, &vec![7; len], n < 3)).await;
+    }
+    answer(&mut second, 1_001).await;
+    drop((first, second));
+    harness.assert_idle().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn many_that_stop_in_their_frames_keep_no_more_than_the_budget_beyond_their_own() {
     let harness = serve(|builder| builder.frame_budget(MIB as u64));
@@ -295,6 +337,56 @@ async fn whoever_is_lost_leaves_its_room_or_its_place_to_others() {
     third.send(&long(1)[FREE..]).await;
     answer(&mut third, 1).await;
     drop(third);
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_read_its_answers_keeps_its_room_no_longer_than_a_frame_may_take() {
+    // It takes a little now and then, so its writes make progress.
+    let harness = one_at_a_time(|builder| builder.write_high_water(1)).plain("it counts bytes");
+    let (mut slow, mut other) = (wire(&harness, 64).await, wire(&harness, NARROW).await);
+    for id in 1..=1_000 {
+        slow.send(&Req::new(id, method::GATE, (id,)).bytes()).await;
+    }
+    harness.until_running(1_000).await;
+    slow.send(&long(1_001)[..FREE]).await;
+    until_begun(&harness).await;
+    let began = Instant::now();
+    harness.probe.open_gate();
+    let taking = async {
+        while slow.next().await.is_some_and(|piece| piece.kind == RESPONSE) {
+            sleep(SECOND).await;
+        }
+    };
+    let waiting = async {
+        sleep(5 * SECOND).await;
+        other.send(&long(1)).await;
+        answer(&mut other, 1).await;
+        began.elapsed()
+    };
+    let ((), waited) = tokio::join!(timeout(15 * SECOND, taking).map(drop), waiting);
+    assert!(waited >= 10 * SECOND && waited <= 10 * SECOND + 20 * MS, "{waited:?}");
+    assert_eq!(cut(&harness, "frame"), 1);
+    drop((slow, other));
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waited_first_has_its_room_first_whoever_connected_first() {
+    let harness = one_at_a_time(|builder| builder);
+    let mut peers = [wire(&harness, NARROW).await, wire(&harness, NARROW).await, wire(&harness, NARROW).await];
+    let order = [1, 2, 0];
+    for (n, at) in order.into_iter().enumerate() {
+        peers[at].send(&long(1)[..FREE]).await;
+        until_begun(&harness).await;
+        until_waiting(&harness, n as u64).await;
+    }
+    for at in order {
+        // It would wait for ever, if another had the room.
+        peers[at].send(&long(1)[FREE..]).await;
+        answer(&mut peers[at], 1).await;
+    }
+    drop(peers);
     harness.assert_idle().await;
 }
 

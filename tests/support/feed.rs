@@ -66,6 +66,9 @@ pub(crate) trait Feed {
     /// Takes a number every so many milliseconds.
     async fn sum_slowly(&self, ms: u64, numbers: Streaming<u64>) -> Result<u64, Status>;
 
+    /// Hands its numbers to a task, which takes one and then the others when the gate opens.
+    async fn sum_elsewhere(&self, numbers: Streaming<u64>) -> Result<u64, Status>;
+
     /// How many bytes there are.
     async fn measure(&self, blocks: Streaming<Bytes>) -> Result<u64, Status>;
 
@@ -130,12 +133,12 @@ impl Feeder {
         self.0.most_pending.load(SeqCst)
     }
 
-    /// Lets `stall` and `leak` end.
+    /// Lets `stall` and `leak` end, and `sum_elsewhere` go on.
     pub(crate) fn open_gate(&self) {
         self.0.gate.send_replace(true);
     }
 
-    /// Why senders were told that their calls have ended.
+    /// Why senders, and the task of `sum_elsewhere`, were told that their calls have ended.
     pub(crate) fn ends(&self) -> Vec<Status> {
         self.0.ends.lock().unwrap().clone()
     }
@@ -286,6 +289,27 @@ impl Feed for Feeder {
             sleep(Duration::from_millis(ms)).await;
         }
         Ok(sum)
+    }
+
+    async fn sum_elsewhere(&self, mut numbers: Streaming<u64>) -> Result<u64, Status> {
+        let feeder = self.clone();
+        let summing = tokio::spawn(async move {
+            let _running = feeder.run();
+            let mut sum = 0;
+            loop {
+                match numbers.message().await {
+                    Ok(Some(number)) => sum += number,
+                    Ok(None) => return sum,
+                    Err(why) => {
+                        feeder.0.ends.lock().unwrap().push(why);
+                        return sum;
+                    }
+                }
+                feeder.0.consumed.fetch_add(1, SeqCst);
+                feeder.pass_gate().await;
+            }
+        });
+        summing.await.map_err(|error| Status::internal(error.to_string()))
     }
 
     async fn measure(&self, mut blocks: Streaming<Bytes>) -> Result<u64, Status> {

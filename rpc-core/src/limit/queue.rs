@@ -17,7 +17,9 @@ use super::{
 ///
 /// Each connection has a line of its own: first in, first out. The lines are called in turn, so a
 /// connection that sends much waits behind itself. For the same reason a call that finds the queue full
-/// pushes out the last one of the longest line, if its own line is shorter by more than one.
+/// pushes out the last one of the longest line, if its own line is shorter by more than one. A line comes behind
+/// all others when it begins, and again whenever one of it was called: however many begin later, none of them
+/// passes it twice.
 ///
 /// Who is called takes its permit itself, or finds that there is none and waits on, in its old place.
 /// Nothing is handed over that could be lost when a waiter goes away; it only leaves, and then others are
@@ -61,13 +63,28 @@ pub(super) struct QueueFull {
 struct Lines {
     max_waiting: u64,
     /// Never an empty line.
-    lines: BTreeMap<u64, BTreeMap<u64, Waiter>>,
-    /// With the room that is kept for each.
-    called: BTreeMap<Place, u64>,
-    /// The line that is called next, or the first one behind it.
-    next: u64,
+    lines: BTreeMap<u64, Line>,
+    /// The same lines, in the order in which they are called.
+    turns: BTreeMap<u64, u64>,
+    called: BTreeMap<Place, Called>,
+    /// The one that was drawn last.
+    last_turn: u64,
     waiting: u64,
     pushed_out: u64,
+}
+
+#[derive(Debug)]
+struct Line {
+    turn: u64,
+    waiters: BTreeMap<u64, Waiter>,
+}
+
+#[derive(Debug)]
+struct Called {
+    /// The room that is kept for it.
+    units: u64,
+    /// The turn of its line, which comes back if there is no room after all.
+    turn: u64,
 }
 
 #[derive(Debug)]
@@ -79,8 +96,8 @@ struct Waiter {
 
 impl WaitQueue {
     pub(super) fn new(max_waiting: u64) -> Self {
-        let lines = BTreeMap::new();
-        let lines = Lines { max_waiting, lines, called: BTreeMap::new(), next: 0, waiting: 0, pushed_out: 0 };
+        let (lines, turns, called) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let lines = Lines { max_waiting, lines, turns, called, last_turn: 0, waiting: 0, pushed_out: 0 };
         Self { waiting: AtomicU64::new(0), lines: Mutex::new(lines) }
     }
 
@@ -91,10 +108,11 @@ impl WaitQueue {
         {
             let mut lines = self.lock();
             pushed_out = lines.make_room(place.line)?;
+            let turn = lines.draw_turn();
             if lines.waiting == 0 {
-                lines.called.insert(place, units);
+                lines.called.insert(place, Called { units, turn });
             } else {
-                lines.add(place, Waiter { units, waker: Waker::noop().clone() });
+                lines.add(place, turn, Waiter { units, waker: Waker::noop().clone() });
             }
             lines.waiting += 1;
             self.waiting.store(lines.waiting, Ordering::Relaxed);
@@ -122,16 +140,17 @@ impl WaitQueue {
     }
 
     /// Takes a waiter out, wherever it is, and calls others if there is room for them. If it was
-    /// `served`, another line comes next.
+    /// `served`, the other lines come next.
     pub(super) fn leave(&self, limit: &ConcurrencyLimit, place: Place, served: bool) {
         let woken = {
             let mut lines = self.lock();
-            if served {
-                lines.next = place.line.wrapping_add(1);
+            let (waiter, called) = (lines.take(place), lines.called.remove(&place).is_some());
+            // Who is called has had its line's turn by that.
+            if served && !called {
+                lines.move_behind(place.line);
             }
-            let waiter = lines.take(place);
             // If it was pushed out it has left already, but may have been called before: then others are now.
-            if lines.called.remove(&place).is_some() || waiter.is_some() {
+            if called || waiter.is_some() {
                 lines.waiting -= 1;
                 self.waiting.store(lines.waiting, Ordering::Relaxed);
                 if lines.waiting == 0 {
@@ -195,38 +214,56 @@ impl WaitQueue {
 impl Lines {
     /// What the one at `place` finds, and what is to be dropped.
     fn look(&mut self, place: Place, waiter: Waiter) -> (Found, Option<Waiter>) {
-        if self.called.remove(&place).is_some() {
-            self.next = place.line;
-            return (Found::Called, self.add(place, waiter));
+        if let Some(Called { turn, .. }) = self.called.remove(&place) {
+            return (Found::Called, self.add(place, turn, waiter));
         }
-        match self.lines.get_mut(&place.line).and_then(|line| line.get_mut(&place.number)) {
+        match self.lines.get_mut(&place.line).and_then(|line| line.waiters.get_mut(&place.number)) {
             Some(known) => (Found::NotCalled, Some(mem::replace(known, waiter))),
             None => (Found::PushedOut, Some(waiter)),
         }
     }
 
-    fn add(&mut self, place: Place, waiter: Waiter) -> Option<Waiter> {
-        self.lines.entry(place.line).or_default().insert(place.number, waiter)
+    fn draw_turn(&mut self) -> u64 {
+        self.last_turn += 1;
+        self.last_turn
+    }
+
+    /// Puts a waiter into its line, which is called at `turn` or has an earlier one already.
+    fn add(&mut self, place: Place, turn: u64, waiter: Waiter) -> Option<Waiter> {
+        let line = self.lines.entry(place.line).or_insert(Line { turn, waiters: BTreeMap::new() });
+        self.turns.remove(&line.turn);
+        line.turn = line.turn.min(turn);
+        self.turns.insert(line.turn, place.line);
+        line.waiters.insert(place.number, waiter)
     }
 
     fn take(&mut self, place: Place) -> Option<Waiter> {
         let line = self.lines.get_mut(&place.line)?;
-        let waiter = line.remove(&place.number);
-        if line.is_empty() {
+        let waiter = line.waiters.remove(&place.number);
+        if line.waiters.is_empty() {
+            self.turns.remove(&line.turn);
             self.lines.remove(&place.line);
         }
         waiter
+    }
+
+    /// Lets all other lines come before this one.
+    fn move_behind(&mut self, line: u64) {
+        let turn = self.draw_turn();
+        if let Some(known) = self.lines.get_mut(&line) {
+            self.turns.remove(&mem::replace(&mut known.turn, turn));
+            self.turns.insert(turn, line);
+        }
     }
 
     /// Calls as many as there is room for, one of each line in turn.
     fn call(&mut self, limit: &ConcurrencyLimit) -> Vec<Waker> {
         let mut woken = Vec::new();
         let (max, in_flight) = limit.max_and_in_flight();
-        let mut taken = self.called.values().copied().fold(in_flight, u64::saturating_add);
-        loop {
-            let next = self.lines.range(self.next..).chain(self.lines.range(..self.next)).next();
-            let Some((&line, waiters)) = next else { break };
-            let (&number, &Waiter { units, .. }) = waiters.first_key_value().expect("no line is empty");
+        let mut taken = self.called.values().map(|called| called.units).fold(in_flight, u64::saturating_add);
+        while let Some((&turn, &line)) = self.turns.first_key_value() {
+            let (&number, &Waiter { units, .. }) =
+                self.lines[&line].waiters.first_key_value().expect("no line is empty");
             // Who has become too heavy for the limit is called to find that out, and keeps room from nobody.
             let kept = if units > max { 0 } else { units.max(1) };
             if taken.saturating_add(kept) > max && kept > 0 {
@@ -235,8 +272,8 @@ impl Lines {
             taken += kept;
             let place = Place { line, number };
             woken.extend(self.take(place).map(|waiter| waiter.waker));
-            self.called.insert(place, kept);
-            self.next = line.wrapping_add(1);
+            self.called.insert(place, Called { units: kept, turn });
+            self.move_behind(line);
         }
         woken
     }
@@ -255,7 +292,7 @@ impl Lines {
             return Ok(None);
         }
         let full = QueueFull { max_waiting: self.max_waiting, waiting: self.waiting };
-        let own = self.lines.get(&line).map_or(0, BTreeMap::len);
+        let own = self.lines.get(&line).map_or(0, Line::len);
         // Whoever has its share already need not look for one who has more. Under overload that is
         // nearly everybody, and a refusal must be cheap.
         if self.max_waiting == 0 || own * self.lines.len().max(1) >= self.waiting as usize {
@@ -265,7 +302,13 @@ impl Lines {
         if own + 1 >= len {
             return Err(full);
         }
-        let (&number, _) = self.lines[&longest].last_key_value().expect("no line is empty");
+        let (&number, _) = self.lines[&longest].waiters.last_key_value().expect("no line is empty");
         Ok(Some(Place { line: longest, number }))
+    }
+}
+
+impl Line {
+    fn len(&self) -> usize {
+        self.waiters.len()
     }
 }

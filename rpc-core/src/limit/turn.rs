@@ -188,7 +188,8 @@ impl Future for Turn {
                 Found::PushedOut => {
                     let full = QueueFull { max_waiting: queue.max_waiting(), waiting: queue.waiting() };
                     let refusal = queue_full(limit, full);
-                    this.at = None;
+                    // It may have been called before, and then others are now.
+                    this.leave(false);
                     return Poll::Ready(Err(refusal));
                 }
             }
@@ -324,6 +325,35 @@ mod tests {
         let order: Vec<_> = (0..9).flat_map(|_| waiters.end(1)).collect();
         assert_eq!(order, [0, 1, 11, 21, 2, 12, 3, 4, 5]);
         assert_eq!((limit.snapshot().held, limit.waiting()), (0, 0));
+    }
+
+    #[test]
+    fn lines_that_begin_later_never_pass_one_that_waits_whatever_their_numbers_are() {
+        let (limit, mut waiters) = (queued(1, 100), Waiters::default());
+        waiters.ask(&limit, 1_000, 0);
+        waiters.ask(&limit, 1_001, 1);
+        waiters.ask(&limit, 5, 2);
+        // Each brings a call before the next one ends.
+        let order = (3..50).flat_map(|call| {
+            waiters.ask(&limit, 1_000 + call, call);
+            waiters.end(1)
+        });
+        assert!(order.eq(0..47));
+    }
+
+    #[test]
+    fn a_call_that_finds_no_room_after_all_keeps_the_turn_of_its_line() {
+        let (limit, mut waiters) = (queued(2, 100), Waiters::default());
+        (0..2).for_each(|call| waiters.ask(&limit, 9, call));
+        (2..4).for_each(|call| waiters.ask(&limit, 1, call));
+        (4..6).for_each(|call| waiters.ask(&limit, 2, call));
+        // The first is called, and the room has gone when it comes.
+        drop(waiters.passed.remove(0));
+        assert_eq!(waiters.woken(), 1);
+        limit.set_max(Some(1)).unwrap();
+        waiters.run();
+        let order: Vec<_> = (0..5).flat_map(|_| waiters.end(1)).collect();
+        assert_eq!(order, [1, 2, 4, 3, 5]);
     }
 
     #[test]
