@@ -595,20 +595,11 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         deadline: Deadline,
         waited: Option<Need>,
     ) -> Result<(), CallError> {
-        let made_for_this = waited.is_some_and(|need| need != Need::Room);
-        if self.patience == Patience::WaitForReady {
-            if made_for_this {
-                self.client.forget_unwilling(gone);
-            } else {
-                self.client.forget(gone);
-            }
-            self.prepare(Need::Connection, None, deadline, None);
-            return Ok(());
-        }
         self.client.forget(gone);
         // Turned away by a server that never served, or on the very connection that was made for this
-        // call: to go on would be a loop.
-        if (waited == Some(Need::Connection) || !gone.is_greeted())
+        // call: to go on would be to wait, if not a loop.
+        if self.patience == Patience::FailFast
+            && (waited == Some(Need::Connection) || !gone.is_greeted())
             && let Some(error) = gone.ended()
         {
             return Err(error);

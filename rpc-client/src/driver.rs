@@ -28,6 +28,7 @@ use crate::{
     error::{CallError, LostCause},
     gauges::Gauges,
     noise::Noise,
+    parting::Parting,
     queue::{self, Withdrawal},
     scratch,
     slots::Found,
@@ -56,8 +57,6 @@ pub(crate) struct Driver<T> {
     phase: Phase,
     /// How many calls there had been at the last look.
     opened: u64,
-    /// The server answered a call, so connecting to it was worth it.
-    pub(crate) proved_good: bool,
     over: bool,
 }
 
@@ -93,26 +92,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             noise: Noise::new(),
             phase: Phase::Open,
             opened: 0,
-            proved_good: false,
             over: false,
         }
     }
 
     /// Drives the connection to its end.
-    pub(crate) async fn run(mut self) -> Ended {
+    pub(crate) async fn run(mut self) -> Parting {
         let cause = poll_fn(|cx| self.poll(cx)).await;
         tracing::debug!(peer = %self.connection.peer, %cause, "connection ended");
         self.finish(&cause);
         if let Some(reason) = told(&cause) {
             self.tell_why(reason, &cause);
         }
-        if self.proved_good {
-            Ended::Proved
-        } else if self.phase != Phase::Open && self.connection.drains() {
-            Ended::Drained
-        } else {
-            Ended::Failed(cause)
-        }
+        self.connection.parted(&cause, self.phase != Phase::Open)
     }
 
     /// Tells the server what it did or failed to do, if that can be written without waiting.
@@ -454,16 +446,6 @@ impl<T> Drop for Driver<T> {
         // After a regular end this does nothing.
         self.finish(&LostCause::RuntimeEnded);
     }
-}
-
-/// What a connection was worth when it ended.
-pub(crate) enum Ended {
-    /// The server has answered a call.
-    Proved,
-    /// It has not, and has drained in peace.
-    Drained,
-    /// It has not, and the connection was lost.
-    Failed(LostCause),
 }
 
 enum Turn {

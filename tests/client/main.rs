@@ -15,6 +15,7 @@ mod hostile;
 mod interceptors;
 mod keepalive;
 mod longest;
+mod partings;
 mod ready;
 mod reconnect;
 mod room;
