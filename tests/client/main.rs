@@ -14,6 +14,7 @@ mod greeting;
 mod hostile;
 mod interceptors;
 mod keepalive;
+mod long_items;
 mod longest;
 mod partings;
 mod ready;
