@@ -284,7 +284,8 @@ impl Connection {
             unsent.extend(state.uploads.iter().filter(|upload| upload.request.is_some()).map(|upload| upload.id));
             unsent.sort_unstable();
             let waiting: Vec<_> = state.slots.waiting().collect();
-            let drained = waiting.is_empty() && matches!(cause, LostCause::ServerClosed) && state.drains();
+            let closed = matches!(cause, LostCause::ServerClosed | LostCause::Io(_));
+            let drained = closed && waiting.is_empty() && state.drains();
             for id in waiting {
                 let executed = state.executed(id, unsent.binary_search(&id).is_ok());
                 wakers.extend(state.slots.fail(id, lost(executed)));
@@ -343,7 +344,7 @@ impl State {
     /// off and then does is believed. One that drains has promised to finish.
     pub(crate) fn said(&self, cause: &LostCause) -> LostCause {
         match (cause, self.farewell()) {
-            (LostCause::ServerClosed, Some(said)) if !self.drains() => said,
+            (LostCause::ServerClosed | LostCause::Io(_), Some(said)) if !self.drains() => said,
             _ => cause.clone(),
         }
     }

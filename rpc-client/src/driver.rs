@@ -151,7 +151,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             // What a part-written buffer kept us from taking is taken in the next round.
             let left_behind = self.sent < self.writing.len();
             let (more, expiry) = self.take_queued(cx);
-            let blocked = self.write(cx)?;
+            let blocked = match self.write(cx) {
+                Ok(blocked) => blocked,
+                Err(cause) => return Err(self.hear_out(cx, cause)),
+            };
             if left_behind && !blocked {
                 continue;
             }
@@ -319,6 +322,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             // Without an answer, too: a server that sends nothing but those frames must not keep the thread.
             Some(_) => Ok(Answers::Several),
         }
+    }
+
+    /// Nothing can be written any more, because of `cause`. What the server had sent before that may still be there: answers,
+    /// and why. What the connection ends with.
+    #[cold]
+    fn hear_out(&mut self, cx: &mut Context<'_>, cause: LostCause) -> LostCause {
+        for _ in 0..MAX_ROUNDS {
+            match self.read(cx) {
+                Ok(Answers::None) | Err(LostCause::Io(_)) => break,
+                Ok(_) => {}
+                Err(heard) => return heard,
+            }
+        }
+        cause
     }
 
     /// Delivers the answers in `bytes` under one lock, then wakes their callers. Says how many bytes
