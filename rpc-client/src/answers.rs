@@ -198,7 +198,10 @@ impl<T> Driver<T> {
             self.wakers.extend(state.slots.fail(id, error.clone()));
             state.stop_upload(id);
         }
-        state.ended.get_or_insert(error);
+        // One that drains may have to break off yet, and says why.
+        if state.ended.is_none() || (state.drains() && reason != GoAwayReason::Drain) {
+            state.ended = Some(error);
+        }
         state.closing = true;
         state.wake_all_waiting();
     }
