@@ -172,6 +172,9 @@ impl WireForm<Bytes, Bytes> for Untouched {
 /// Options are set before it is awaited. Within a call that a server runs, it inherits what is left
 /// of that call's deadline, its class and its trace.
 ///
+/// Where the server welcomes no more calls at once, calls wait in line. One whose turn has come keeps it until it is polled, so
+/// await it or drop it: left aside, it keeps those behind it waiting as well.
+///
 /// # Cancel safety
 ///
 /// Dropping the future cancels the call. While no byte of its request has been handed to the transport
@@ -561,11 +564,11 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             let bounds = connection.bounds();
             match message.finish(frame, CallId::CONNECTION, bounds) {
                 Ok(mut remainder) => {
-                    let waited = place.is_some();
+                    let has_place = place.is_some();
                     if self.kind != CallKind::Unary {
                         mark_kind(frame, self.kind);
                     }
-                    Ok(Ok(connection.send(frame, self.kind, &mut remainder, deadline, waited, cx.waker())))
+                    Ok(Ok(connection.send(frame, self.kind, &mut remainder, deadline, has_place, cx.waker())))
                 }
                 Err(error) => Ok(Err((error, bounds))),
             }

@@ -162,7 +162,7 @@ impl Connection {
     }
 
     /// Appends a call of this kind whose id is still to be set, and takes what does not fit into its frame out of
-    /// `remainder`; `waker` is woken when its answer is there. `waited` for who has a place from
+    /// `remainder`; `waker` is woken when its answer is there. `has_place` for who has one from
     /// [`Self::wait_for_room`].
     pub(crate) fn send(
         &self,
@@ -170,7 +170,7 @@ impl Connection {
         kind: CallKind,
         remainder: &mut Option<Remainder>,
         deadline: Deadline,
-        waited: bool,
+        has_place: bool,
         waker: &Waker,
     ) -> Sent {
         let (sent, task) = {
@@ -178,7 +178,7 @@ impl Connection {
             if state.ended.is_some() || state.closing || state.slots.exhausted() {
                 return Sent::Gone;
             }
-            if !state.has_room() || (!state.room.is_empty() && !waited) {
+            if !state.has_room() || (!state.room.is_empty() && !has_place) {
                 return Sent::NoRoom;
             }
             let items = (kind != CallKind::Unary)
@@ -270,7 +270,7 @@ impl Connection {
     }
 
     /// Fails what waits and takes nothing more. `writing` is what the task has taken, of which `sent` bytes have left.
-    /// Whether the server had said that it would drain, and has done so: nobody has lost anything.
+    /// Returns whether the server had said that it would drain, and has done so: nobody has lost anything.
     pub(crate) fn end(&self, cause: &LostCause, writing: &[u8], sent: usize) -> bool {
         let mut wakers = Vec::new();
         let drained = {
@@ -367,6 +367,8 @@ impl State {
         self.out.shrink_to_fit();
         self.withdrawals.shrink_to_fit();
         self.uploads.shrink_to_fit();
+        self.room.let_go();
+        self.greeting.let_go();
         self.slots.let_go();
     }
 
