@@ -553,6 +553,39 @@ mod written_by_a_macro {
         }
     }
 
+    macro_rules! counts {
+        ($name:ident, $unit:ty) => {
+            #[sluicegate::service]
+            trait $name {
+                async fn count(&self, out: sluicegate::ItemSender<u8>) -> Result<$unit, sluicegate::Status>;
+                #[allow(unused_parens)]
+                async fn again(&self, out: sluicegate::ItemSender<u8>) -> Result<($unit), sluicegate::Status>;
+            }
+
+            impl $name for Same {
+                async fn count(&self, mut out: sluicegate::ItemSender<u8>) -> Result<(), sluicegate::Status> {
+                    out.send(7).await
+                }
+
+                async fn again(&self, out: sluicegate::ItemSender<u8>) -> Result<(), sluicegate::Status> {
+                    $name::count(self, out).await
+                }
+            }
+        };
+    }
+
+    type Done = ();
+    counts!(Counts, ());
+    counts!(CountsByName, Done);
+
+    #[tokio::test]
+    async fn nothing_beside_items_may_have_another_name_or_be_of_a_users_macro() {
+        let client: CountsClient = connect(CountsServer::new(Same)).service();
+        assert_eq!(client.count().message().await.unwrap(), Some(7));
+        let client: CountsByNameClient = connect(CountsByNameServer::new(Same)).service();
+        assert_eq!(client.again().message().await.unwrap(), Some(7));
+    }
+
     #[tokio::test]
     async fn types_of_a_users_macro_are_seen_through() {
         let client: EchoBytesClient = connect(EchoBytesServer::new(Same)).service();

@@ -49,7 +49,7 @@ impl<T> Driver<T> {
         if !self.is_waited_for(state, id)? {
             return Ok(false);
         }
-        self.proved_good = true;
+        state.proved = true;
         if state.slots.has_parts_to_come(id) {
             return Err(LostCause::Protocol(format!("it answered call {id} twice").into()));
         }
@@ -103,7 +103,7 @@ impl<T> Driver<T> {
             }
             Found::NeverIssued => return Err(never_was("ITEM", id)),
         }
-        self.proved_good = true;
+        state.proved = true;
         let waker = state.slots.add_item(id, item, self.max_message).map_err(|error| broken("ITEM", id, error))?;
         self.wakers.extend(waker);
         Ok(!item.2)
@@ -198,7 +198,10 @@ impl<T> Driver<T> {
             self.wakers.extend(state.slots.fail(id, error.clone()));
             state.stop_upload(id);
         }
-        state.ended.get_or_insert(error);
+        // One that drains may have to break off yet, and says why.
+        if state.ended.is_none() || (state.drains() && reason != GoAwayReason::Drain) {
+            state.ended = Some(error);
+        }
         state.closing = true;
         state.wake_all_waiting();
     }

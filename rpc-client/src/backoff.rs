@@ -21,6 +21,11 @@ impl Backoff {
         Self { min, max: max.max(min), failures: 0 }
     }
 
+    /// A connection has proved good, and is not lost: the next delay is the first.
+    pub(crate) fn reset(&mut self) {
+        self.failures = 0;
+    }
+
     /// The delay before the first attempt after the loss of a connection that proved good.
     pub(crate) fn after_loss(&mut self) -> Duration {
         // As one failure: the attempts that follow do not fall among the first ones of others.
@@ -28,7 +33,7 @@ impl Backoff {
         self.min.mul_f64(fastrand::f64())
     }
 
-    /// The delay before the next attempt, which is taken to fail until one has [proved good](Self::after_loss).
+    /// The delay before the next attempt, which is taken to fail until one has proved good.
     pub(crate) fn next_delay(&mut self) -> Duration {
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         let ceiling = self.min.saturating_mul(factor).min(self.max);
@@ -54,6 +59,16 @@ mod tests {
             assert!(ceiling / 2 <= delay && delay <= ceiling, "attempt {attempt}: {delay:?}");
         }
         assert!(backoff.after_loss() <= MIN && backoff.next_delay() >= MIN);
+    }
+
+    #[test]
+    fn behind_a_good_connection_the_delays_begin_anew() {
+        let mut backoff = Backoff::new(MIN, MAX);
+        for _ in 0..10 {
+            backoff.next_delay();
+        }
+        backoff.reset();
+        assert!(backoff.next_delay() <= MIN);
     }
 
     #[test]

@@ -172,6 +172,9 @@ impl WireForm<Bytes, Bytes> for Untouched {
 /// Options are set before it is awaited. Within a call that a server runs, it inherits what is left
 /// of that call's deadline, its class and its trace.
 ///
+/// Where the server welcomes no more calls at once, calls wait in line. One whose turn has come keeps it until it is polled, so
+/// await it or drop it: left aside, it keeps those behind it waiting as well.
+///
 /// # Cancel safety
 ///
 /// Dropping the future cancels the call. While no byte of its request has been handed to the transport
@@ -561,11 +564,11 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
             let bounds = connection.bounds();
             match message.finish(frame, CallId::CONNECTION, bounds) {
                 Ok(mut remainder) => {
-                    let waited = place.is_some();
+                    let has_place = place.is_some();
                     if self.kind != CallKind::Unary {
                         mark_kind(frame, self.kind);
                     }
-                    Ok(Ok(connection.send(frame, self.kind, &mut remainder, deadline, waited, cx.waker())))
+                    Ok(Ok(connection.send(frame, self.kind, &mut remainder, deadline, has_place, cx.waker())))
                 }
                 Err(error) => Ok(Err((error, bounds))),
             }
@@ -595,20 +598,11 @@ impl<A: 'static, R, W: WireForm<A, R>> Call<A, R, W> {
         deadline: Deadline,
         waited: Option<Need>,
     ) -> Result<(), CallError> {
-        let made_for_this = waited.is_some_and(|need| need != Need::Room);
-        if self.patience == Patience::WaitForReady {
-            if made_for_this {
-                self.client.forget_unwilling(gone);
-            } else {
-                self.client.forget(gone);
-            }
-            self.prepare(Need::Connection, None, deadline, None);
-            return Ok(());
-        }
         self.client.forget(gone);
         // Turned away by a server that never served, or on the very connection that was made for this
-        // call: to go on would be a loop.
-        if (waited == Some(Need::Connection) || !gone.is_greeted())
+        // call: to go on would be to wait, if not a loop.
+        if self.patience == Patience::FailFast
+            && (waited == Some(Need::Connection) || !gone.is_greeted())
             && let Some(error) = gone.ended()
         {
             return Err(error);

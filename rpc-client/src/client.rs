@@ -143,26 +143,14 @@ impl Client {
     pub(crate) fn forget(&self, gone: &Arc<Connection>) {
         {
             let mut manager = self.shared.lock();
-            // One that has failed is a failed attempt, and its task is about to say so.
-            if !manager.is_open(gone) || gone.has_failed() {
+            if !manager.is_open(gone) {
                 return;
             }
-            manager.phase = Phase::Idle;
+            let Some(parting) = gone.left() else { return };
+            manager.part(parting);
         }
         // Who is not asked any more may leave: one that has used up its ids does not know yet.
         gone.close();
-    }
-
-    /// As [`Self::forget`], for one that took no call at all: the next attempt waits as after a
-    /// failure.
-    pub(crate) fn forget_unwilling(&self, gone: &Arc<Connection>) {
-        if !gone.has_failed() {
-            let mut manager = self.shared.lock();
-            if manager.is_open(gone) {
-                manager.delay_next();
-            }
-        }
-        self.forget(gone);
     }
 }
 

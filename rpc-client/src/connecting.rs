@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    io,
+    io, mem,
     pin::{Pin, pin},
     sync::{Arc, PoisonError, Weak, atomic::Ordering},
     time::{Duration, Instant},
@@ -27,9 +27,10 @@ use crate::{
     clock,
     config::Config,
     connection::Connection,
-    driver::{Driver, Ended},
+    driver::Driver,
     error::CallError,
     gauges::{Gauge, Gauges, Token},
+    parting::Parting,
     sync::{Mutex, MutexGuard},
 };
 
@@ -72,11 +73,13 @@ pub(crate) struct Manager {
     failure: Option<Arc<io::Error>>,
     /// How many attempts have failed, so that who waits for one knows when it has.
     failures: u64,
+    /// Since a server has answered a call, one was parted with that drained before it did.
+    in_vain: bool,
 }
 
 impl Manager {
     pub(crate) fn new(backoff: Backoff) -> Self {
-        Self { phase: Phase::Idle, backoff, not_before: None, failure: None, failures: 0 }
+        Self { phase: Phase::Idle, backoff, not_before: None, failure: None, failures: 0, in_vain: false }
     }
 
     pub(crate) fn is_open(&self, connection: &Arc<Connection>) -> bool {
@@ -89,26 +92,31 @@ impl Manager {
         self.delay_next();
     }
 
-    /// The open connection has ended.
-    fn ended(&mut self, ended: Option<Ended>, connection: &Connection) {
-        match ended {
-            Some(Ended::Failed(cause)) => self.failed(io::Error::other(cause)),
-            Some(Ended::Drained) => self.delay_next(),
+    /// The client parts with its open connection: what that means for the next attempt is decided here alone.
+    pub(crate) fn part(&mut self, parting: Parting) {
+        self.phase = Phase::Idle;
+        match parting {
+            Parting::Left => {
+                self.in_vain = false;
+                self.backoff.reset();
+            }
             // The first attempt after a loss is delayed, too: all clients of a server lose it together.
-            Some(Ended::Proved) => self.delay_first(),
-            // It ended with its runtime, which is no fault of the server's, or by a panic of its transport, which
-            // may happen again at once.
-            None if connection.has_failed() => self.delay_first(),
-            None => {}
+            Parting::Lost => {
+                self.in_vain = false;
+                let delay = self.backoff.after_loss();
+                self.wait(delay);
+            }
+            // A server that is replaced may take the connection and have to leave it: the next one is tried at once, and
+            // counts as if it had been waited for. If that leaves as well, there is none that serves.
+            Parting::InVain(_) if !mem::replace(&mut self.in_vain, true) => {
+                self.backoff.next_delay();
+            }
+            Parting::InVain(cause) | Parting::Failed(cause) => self.failed(io::Error::other(cause)),
+            Parting::OwnDoing => {}
         }
     }
 
-    fn delay_first(&mut self) {
-        let delay = self.backoff.after_loss();
-        self.wait(delay);
-    }
-
-    pub(crate) fn delay_next(&mut self) {
+    fn delay_next(&mut self) {
         let delay = self.backoff.next_delay();
         self.wait(delay);
     }
@@ -144,7 +152,7 @@ impl Shared {
     ) -> Result<Option<Arc<Connection>>, CallError> {
         let mut manager = self.lock();
         match &manager.phase {
-            Phase::Open(connection) if !connection.has_failed() => return Ok(Some(Arc::clone(connection))),
+            Phase::Open(connection) if !connection.is_about_to_part() => return Ok(Some(Arc::clone(connection))),
             Phase::Closed => return Err(CallError::Closed),
             _ => {}
         }
@@ -270,9 +278,9 @@ impl Attempt {
         shared.changed.notify_waiters();
         let driver = Driver::new(transport, Arc::clone(&connection), Arc::clone(&shared.gauges), &shared.config);
         // Only callers keep the client: its connection alone must not.
-        let mut reign = Reign { shared: Arc::downgrade(&shared), connection, ended: None };
+        let mut reign = Reign { shared: Arc::downgrade(&shared), connection, parting: None };
         drop(shared);
-        reign.ended = Some(driver.run().await);
+        reign.parting = Some(driver.run().await);
     }
 
     /// It has come to nothing, and failed unless it never began.
@@ -309,7 +317,7 @@ struct Reign {
     shared: Weak<Shared>,
     connection: Arc<Connection>,
     /// What it was worth, if it came to its end.
-    ended: Option<Ended>,
+    parting: Option<Parting>,
 }
 
 impl Drop for Reign {
@@ -319,8 +327,7 @@ impl Drop for Reign {
             let mut manager = shared.lock();
             // One that has been replaced says nothing about the next attempt.
             if manager.is_open(&self.connection) {
-                manager.phase = Phase::Idle;
-                manager.ended(self.ended.take(), &self.connection);
+                manager.part(self.parting.take().unwrap_or_else(|| self.connection.dropped()));
             }
         }
         shared.changed.notify_waiters();

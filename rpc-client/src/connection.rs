@@ -67,6 +67,10 @@ pub(crate) struct State {
     pub(crate) closing: bool,
     /// Why no call is taken any more.
     pub(crate) ended: Option<CallError>,
+    /// The task has ended what waited, and ends.
+    pub(crate) over: bool,
+    /// The server has answered a call, so connecting to it was worth it.
+    pub(crate) proved: bool,
 }
 
 /// A call of which there is more to be queued.
@@ -108,6 +112,8 @@ impl Connection {
                 task_is_awake: false,
                 closing: false,
                 ended: None,
+                over: false,
+                proved: false,
             }),
             bounds: AtomicU64::new(0),
             unwritten: AtomicUsize::new(0),
@@ -156,7 +162,7 @@ impl Connection {
     }
 
     /// Appends a call of this kind whose id is still to be set, and takes what does not fit into its frame out of
-    /// `remainder`; `waker` is woken when its answer is there. `waited` for who has a place from
+    /// `remainder`; `waker` is woken when its answer is there. `has_place` for who has one from
     /// [`Self::wait_for_room`].
     pub(crate) fn send(
         &self,
@@ -164,7 +170,7 @@ impl Connection {
         kind: CallKind,
         remainder: &mut Option<Remainder>,
         deadline: Deadline,
-        waited: bool,
+        has_place: bool,
         waker: &Waker,
     ) -> Sent {
         let (sent, task) = {
@@ -172,7 +178,7 @@ impl Connection {
             if state.ended.is_some() || state.closing || state.slots.exhausted() {
                 return Sent::Gone;
             }
-            if !state.has_room() || (!state.room.is_empty() && !waited) {
+            if !state.has_room() || (!state.room.is_empty() && !has_place) {
                 return Sent::NoRoom;
             }
             let items = (kind != CallKind::Unary)
@@ -244,17 +250,6 @@ impl Connection {
         self.lock().ended.clone()
     }
 
-    /// Whether the server has said that it drains.
-    pub(crate) fn drains(&self) -> bool {
-        self.lock().drains()
-    }
-
-    /// Whether it ended before it was of any use; its task is about to say so to the client.
-    pub(crate) fn has_failed(&self) -> bool {
-        let state = self.lock();
-        state.ended.is_some() && !state.greeted
-    }
-
     /// What it has in use.
     pub(crate) fn load(&self) -> Load {
         let state = self.lock();
@@ -275,20 +270,12 @@ impl Connection {
     }
 
     /// Fails what waits and takes nothing more. `writing` is what the task has taken, of which `sent` bytes have left.
-    /// Whether the server had said that it would drain, and has done so: nobody has lost anything.
+    /// Returns whether the server had said that it would drain, and has done so: nobody has lost anything.
     pub(crate) fn end(&self, cause: &LostCause, writing: &[u8], sent: usize) -> bool {
         let mut wakers = Vec::new();
         let drained = {
             let mut state = self.lock();
-            // A server that has said why it breaks off and then does is believed. One that drains has
-            // promised to finish.
-            let said = match &state.ended {
-                Some(CallError::GoingAway { reason, message, .. }) if *reason != GoAwayReason::Drain => Some(message),
-                _ => None,
-            };
-            let said = said.filter(|_| matches!(cause, LostCause::ServerClosed));
-            let said = said.map(|message| LostCause::GoneAway(Arc::clone(message)));
-            let cause = said.as_ref().unwrap_or(cause);
+            let cause = &state.said(cause);
             let lost = |executed| CallError::Lost { peer: Arc::clone(&self.peer), executed, source: cause.clone() };
             let mut unsent = Vec::new();
             for (frames, sent) in [(writing, sent), (&state.out, 0)] {
@@ -297,7 +284,8 @@ impl Connection {
             unsent.extend(state.uploads.iter().filter(|upload| upload.request.is_some()).map(|upload| upload.id));
             unsent.sort_unstable();
             let waiting: Vec<_> = state.slots.waiting().collect();
-            let drained = waiting.is_empty() && matches!(cause, LostCause::ServerClosed) && state.drains();
+            let closed = matches!(cause, LostCause::ServerClosed | LostCause::Io(_));
+            let drained = closed && waiting.is_empty() && state.drains();
             for id in waiting {
                 let executed = state.executed(id, unsent.binary_search(&id).is_ok());
                 wakers.extend(state.slots.fail(id, lost(executed)));
@@ -305,6 +293,7 @@ impl Connection {
             state.wake_all_waiting();
             wakers.append(&mut state.slots.woken);
             state.ended.get_or_insert(lost(Executed::Never));
+            state.over = true;
             state.out = Vec::new();
             state.uploads.clear();
             state.withdrawals = Vec::new();
@@ -351,7 +340,25 @@ impl State {
         }
     }
 
-    fn drains(&self) -> bool {
+    /// Why the connection has ended, in the server's words if it has said that it would: one that has said why it breaks
+    /// off and then does is believed. One that drains has promised to finish.
+    pub(crate) fn said(&self, cause: &LostCause) -> LostCause {
+        match (cause, self.farewell()) {
+            (LostCause::ServerClosed | LostCause::Io(_), Some(said)) if !self.drains() => said,
+            _ => cause.clone(),
+        }
+    }
+
+    /// What the server has said when it took its leave.
+    pub(crate) fn farewell(&self) -> Option<LostCause> {
+        match &self.ended {
+            Some(CallError::GoingAway { message, .. }) => Some(LostCause::GoneAway(Arc::clone(message))),
+            _ => None,
+        }
+    }
+
+    /// Whether the server has said that it drains.
+    pub(crate) fn drains(&self) -> bool {
         matches!(&self.ended, Some(CallError::GoingAway { reason: GoAwayReason::Drain, .. }))
     }
 
@@ -360,6 +367,8 @@ impl State {
         self.out.shrink_to_fit();
         self.withdrawals.shrink_to_fit();
         self.uploads.shrink_to_fit();
+        self.room.let_go();
+        self.greeting.let_go();
         self.slots.let_go();
     }
 

@@ -28,6 +28,7 @@ use crate::{
     error::{CallError, LostCause},
     gauges::Gauges,
     noise::Noise,
+    parting::Parting,
     queue::{self, Withdrawal},
     scratch,
     slots::Found,
@@ -56,8 +57,6 @@ pub(crate) struct Driver<T> {
     phase: Phase,
     /// How many calls there had been at the last look.
     opened: u64,
-    /// The server answered a call, so connecting to it was worth it.
-    pub(crate) proved_good: bool,
     over: bool,
 }
 
@@ -93,26 +92,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             noise: Noise::new(),
             phase: Phase::Open,
             opened: 0,
-            proved_good: false,
             over: false,
         }
     }
 
     /// Drives the connection to its end.
-    pub(crate) async fn run(mut self) -> Ended {
+    pub(crate) async fn run(mut self) -> Parting {
         let cause = poll_fn(|cx| self.poll(cx)).await;
         tracing::debug!(peer = %self.connection.peer, %cause, "connection ended");
         self.finish(&cause);
         if let Some(reason) = told(&cause) {
             self.tell_why(reason, &cause);
         }
-        if self.proved_good {
-            Ended::Proved
-        } else if self.phase != Phase::Open && self.connection.drains() {
-            Ended::Drained
-        } else {
-            Ended::Failed(cause)
-        }
+        self.connection.parted(&cause, self.phase != Phase::Open)
     }
 
     /// Tells the server what it did or failed to do, if that can be written without waiting.
@@ -159,7 +151,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             // What a part-written buffer kept us from taking is taken in the next round.
             let left_behind = self.sent < self.writing.len();
             let (more, expiry) = self.take_queued(cx);
-            let blocked = self.write(cx)?;
+            let blocked = match self.write(cx) {
+                Ok(blocked) => blocked,
+                Err(cause) => return Err(self.hear_out(cx, cause)),
+            };
             if left_behind && !blocked {
                 continue;
             }
@@ -329,6 +324,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
     }
 
+    /// Nothing can be written any more, because of `cause`. What the server had sent before that may still be there: answers,
+    /// and why. What the connection ends with.
+    #[cold]
+    fn hear_out(&mut self, cx: &mut Context<'_>, cause: LostCause) -> LostCause {
+        for _ in 0..MAX_ROUNDS {
+            match self.read(cx) {
+                Ok(Answers::None) | Err(LostCause::Io(_)) => break,
+                Ok(_) => {}
+                Err(heard) => return heard,
+            }
+        }
+        cause
+    }
+
     /// Delivers the answers in `bytes` under one lock, then wakes their callers. Says how many bytes
     /// and how many answers there were.
     fn deliver(&mut self, bytes: &[u8]) -> Result<(usize, usize), LostCause> {
@@ -454,16 +463,6 @@ impl<T> Drop for Driver<T> {
         // After a regular end this does nothing.
         self.finish(&LostCause::RuntimeEnded);
     }
-}
-
-/// What a connection was worth when it ended.
-pub(crate) enum Ended {
-    /// The server has answered a call.
-    Proved,
-    /// It has not, and has drained in peace.
-    Drained,
-    /// It has not, and the connection was lost.
-    Failed(LostCause),
 }
 
 enum Turn {

@@ -21,6 +21,7 @@ mod intercept;
 mod items;
 mod line;
 mod noise;
+mod parting;
 mod queue;
 #[cfg(all(test, shuttle))]
 mod schedules;

@@ -31,6 +31,11 @@ impl Line {
         self.places.is_empty()
     }
 
+    /// Gives back what is kept for those who wait next.
+    pub(crate) fn let_go(&mut self) {
+        self.places.shrink_to_fit();
+    }
+
     /// A place behind all others.
     fn join(&mut self) -> u64 {
         self.next += 1;
@@ -156,6 +161,15 @@ mod tests {
         line.leave(3);
         line.leave(2);
         assert!(line.is_empty() && line.next(1).is_none() && line.next(0).is_none());
+    }
+
+    #[test]
+    fn of_a_long_line_nothing_is_kept_when_it_is_let_go() {
+        let mut line = waiting(1_000);
+        (1..=1_000).for_each(|number| line.leave(number));
+        assert!(line.places.capacity() >= 1_000);
+        line.let_go();
+        assert_eq!(line.places.capacity(), 0);
     }
 
     #[test]

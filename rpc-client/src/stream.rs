@@ -151,6 +151,11 @@ impl<T, W: DecodeItem<T>> ItemStream<T, W> {
         }
     }
 
+    /// The caller is told this error, and gives the call up.
+    pub(crate) fn fail(&mut self, error: &CallError) {
+        self.ends(Outcome::Error(error));
+    }
+
     fn ends(&mut self, outcome: Outcome<'_>) {
         if let Some(opened) = self.opened.take() {
             opened.ends(outcome);
@@ -225,6 +230,13 @@ pub struct Reply<R, V> {
 impl<R, V> Reply<R, V> {
     pub(crate) fn new(opened: Opened) -> Self {
         Self { opened: Some(opened), form: PhantomData }
+    }
+
+    /// The caller is told this error, and gives the call up.
+    pub(crate) fn fail(&mut self, error: &CallError) {
+        if let Some(opened) = self.opened.take() {
+            opened.ends(Outcome::Error(error));
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{future::poll_fn, io::ErrorKind, pin::pin, sync::Arc, task::Poll};
 
 use bytes::Bytes;
+use futures::SinkExt;
 use rpc_codec::{
     Decoded, Frame, FrameDecoder, Hello, OpenMessage, Plain, SendBounds, charge, encode_credit, encode_item,
     encode_status,
@@ -66,6 +67,25 @@ fn a_caller_that_takes_is_woken_by_every_item_and_by_the_last_and_its_credit_com
             items.request(1);
         }
         assert_eq!(taken, ITEMS);
+        leave(&client, server, driving);
+    });
+}
+
+#[test]
+fn a_long_item_is_not_too_long_for_a_server_that_says_at_any_moment_that_it_takes_it() {
+    under_as_many_schedules(300, || {
+        let (client, server, driving) = connected(Plan::Take);
+        let call: ClientStream<(), Bytes, Bytes, Plain, Plain> = client.client_stream(STREAM, ());
+        let (mut sink, reply) = block_on(call.open()).expect("the connection stays");
+        let item = Bytes::from(vec![7; (1 << 16) + 1]);
+        if between(0, 1) == 0 {
+            block_on(sink.send(item)).expect("it is taken");
+        } else {
+            block_on(sink.feed(item)).expect("it is kept");
+            block_on(sink.flush()).expect("it is taken");
+        }
+        sink.end();
+        assert_eq!(block_on(reply).expect("it is answered"), 1_u32.to_be_bytes()[..]);
         leave(&client, server, driving);
     });
 }
@@ -208,7 +228,9 @@ enum Plan {
 }
 
 fn serve(pipe: &Pipe, plan: Plan) {
-    pipe.answer(|out| Hello::default().encode(out));
+    let mut hello = Hello::default();
+    hello.max_message = 1 << 20;
+    pipe.answer(|out| hello.encode(out));
     let (decoder, mut read, mut greeted) = (FrameDecoder::new(1 << 20), Vec::new(), false);
     let (mut taken, mut left, mut credit) = (0_u32, ITEMS, i64::from(WINDOW));
     loop {

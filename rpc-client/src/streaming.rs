@@ -247,7 +247,10 @@ impl<A: Serialize + 'static, T, R, W: EncodeItem<T>, V: DecodeItem<R>> ClientStr
                     Ok(()) => sink = None,
                     // The answer is there by now, and says how.
                     Err(CallError::Ended { .. }) => cx.waker().wake_by_ref(),
-                    Err(error) => return Poll::Ready(Err(error)),
+                    Err(error) => {
+                        reply.fail(&error);
+                        return Poll::Ready(Err(error));
+                    }
                 }
             }
             Poll::Pending
@@ -380,6 +383,7 @@ where
                 // Of a call that has ended, the stream says how.
                 Ok(()) | Err(CallError::Ended { .. }) => *sink = None,
                 Err(error) => {
+                    stream.fail(&error);
                     this.phase = Phase::Over;
                     return Poll::Ready(Some(Err(error)));
                 }

@@ -93,7 +93,10 @@ impl<'a> Case<'a> {
         let reason = options.reason.unwrap_or_else(|| {
             let made = upper_snake(&ident.unraw().to_string());
             if !is_reason(&made) {
-                errors.on(ident, "no reason can be made of this name, which is 1 to 255 of A-Z, 0-9 and _: `#[rpc(reason = \"..\")]`");
+                errors.on(
+                    ident,
+                    "no reason can be made of this name; one is 1 to 255 of A-Z, 0-9 and _: `#[rpc(reason = \"..\")]`",
+                );
             }
             made
         });

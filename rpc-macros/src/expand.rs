@@ -12,6 +12,7 @@ use crate::{
     attrs,
     items::{self, Role},
     model::{Argument, Method, Service},
+    wire_type,
 };
 
 /// As `quote!`, with the hygiene of the macro.
@@ -304,6 +305,7 @@ fn function(service: &Service, method: &Method) -> TokenStream {
     });
     let names: Vec<_> = method.arguments.iter().map(|argument| &argument.ident).collect();
     let declared = method.arguments.iter().map(declare);
+    let unit = (method.items.go_one_by_one() && !wire_type::is_unit(value)).then(|| only_unit(value));
     let (call, returned, body) = match method.untouched {
         _ if method.items.any() => {
             let (call, returned) = streaming(service, method);
@@ -323,6 +325,7 @@ fn function(service: &Service, method: &Method) -> TokenStream {
         #doc
         #attrs
         #vis fn #ident(&self #(, #declared)*) -> #returned {
+            #unit
             #facade::Client::#call(
                 &self.client,
                 const { #facade::client::Method::new(#service_name, #wire_name) },
@@ -330,6 +333,11 @@ fn function(service: &Service, method: &Method) -> TokenStream {
             )
         }
     }
+}
+
+/// Has the compiler see to it that a type is another name of `()`.
+fn only_unit(value: &Type) -> TokenStream {
+    quote_spanned!(at(value.span())=> const _: fn(#value) -> () = |value| value;)
 }
 
 /// The client's function that makes a call with items, and its type.
@@ -668,6 +676,20 @@ mod tests {
             "BothWays<(),String,String,::sluicegate::client::Coded,::sluicegate::client::Coded>",
         ] {
             assert!(client.contains(returned), "no {returned} in {client}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_what_is_beside_items_is_left_to_the_compiler() {
+        for (value, written) in [(quote!(Done), "const_:fn(Done)->()="), (quote!(()), ""), (quote!((())), "")] {
+            let service = parsed(quote! {
+                trait Feed {
+                    async fn read(&self, out: ItemSender<u8>) -> Result<#value, Status>;
+                }
+            });
+            let client = client(&service).to_string().replace(' ', "");
+            assert_eq!(client.contains("const_:"), !written.is_empty(), "{client}");
+            assert!(client.contains(written), "{client}");
         }
     }
 

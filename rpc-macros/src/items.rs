@@ -76,10 +76,15 @@ impl Items {
         self.returned = true;
     }
 
-    /// A method whose items go one by one has nothing to give beside them: the end of the stream carries no value.
+    /// Whether the method sends its items by an `ItemSender`. It has nothing to give beside them then: the end of the
+    /// stream carries no value.
+    pub(crate) fn go_one_by_one(&self) -> bool {
+        self.sent.is_some() && !self.returned
+    }
+
+    /// Refuses a value beside items where it is one by its look. What a name stands for, the compiler knows.
     pub(crate) fn check_value(&self, value: &Type, errors: &mut Errors) {
-        let is_unit = matches!(value, Type::Tuple(tuple) if tuple.elems.is_empty());
-        if self.sent.is_some() && !self.returned && !is_unit {
+        if self.go_one_by_one() && !wire_type::may_be_unit(value) {
             errors.on(
                 value,
                 "a method that sends its items by an `ItemSender` returns `Result<(), Status>`; what else there is to \

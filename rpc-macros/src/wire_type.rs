@@ -62,6 +62,27 @@ fn last_segment(ty: &Type) -> Option<&PathSegment> {
     }
 }
 
+/// Whether it is `()` by its look.
+pub(crate) fn is_unit(ty: &Type) -> bool {
+    match ty {
+        Type::Tuple(tuple) => tuple.elems.is_empty(),
+        Type::Group(group) => is_unit(&group.elem),
+        Type::Paren(paren) => is_unit(&paren.elem),
+        _ => false,
+    }
+}
+
+/// Whether it is `()`, or a name that may stand for that.
+pub(crate) fn may_be_unit(ty: &Type) -> bool {
+    is_unit(ty) || last_segment(ty).is_some_and(|name| !OTHERS.iter().any(|other| name.ident == other))
+}
+
+/// Names of types that nobody gives to others.
+const OTHERS: [&str; 19] = [
+    "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32", "u64", "u128",
+    "usize", "Bytes", "String", "Vec",
+];
+
 struct Check<'e> {
     place: Place,
     errors: &'e mut Errors,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::poll;
 use rpc_codec::{GoAwayReason, encode_go_away};
 use rpc_core::CallId;
-use sluicegate::StatusCode;
+use sluicegate::{CallError, StatusCode, client::LostCause};
 
 use crate::support::{
     Got, method,
@@ -32,6 +32,45 @@ async fn a_drain_is_no_loss_even_if_an_answer_was_not_fetched_before_the_end() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(client.snapshot().lost_connections, 0);
+    assert_eq!(within(kept).await.unwrap(), 2);
+    until_client_idle(&client).await;
+}
+
+/// First a drain, then another reason.
+fn two_farewells(last: CallId) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode_go_away(&mut out, last, GoAwayReason::Drain, "closing for the night");
+    encode_go_away(&mut out, last, GoAwayReason::TooManyFrames, "too many frames");
+    encode_go_away(&mut out, last, GoAwayReason::Drain, "closing for the night");
+    out
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_breaks_off_while_it_drains_is_believed_when_it_says_why() {
+    let (builder, mut servers) = scripted(64 * 1024);
+    let client = builder.build();
+    let (call, mut server, id) = first_call(&client, &mut servers, 64).await;
+    server.peer.send(&two_farewells(id)).await;
+    server.peer.end().await;
+    let error = within(call).await.unwrap().unwrap_err();
+    let CallError::Lost { source: LostCause::GoneAway(why), .. } = error else { panic!("{error:?}") };
+    assert_eq!(&*why, "too many frames");
+    until_client_idle(&client).await;
+    // With an answer that was not fetched, nobody is told, but it is no drain either.
+    let (builder, mut servers) = scripted(64 * 1024);
+    let client = builder.build();
+    let (first, mut server, id) = first_call(&client, &mut servers, 64).await;
+    server.reply(id, 1_u64).await;
+    within(first).await.unwrap().unwrap();
+    let mut kept = client.call::<_, u64>(method::GATE, (2_u64,));
+    assert!(poll!(&mut kept).is_pending());
+    let (id, _) = server.request().await;
+    server.peer.send(&[response(id, &2_u64), two_farewells(id)].concat()).await;
+    server.peer.end().await;
+    while client.snapshot().connected {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(client.snapshot().lost_connections, 1);
     assert_eq!(within(kept).await.unwrap(), 2);
     until_client_idle(&client).await;
 }

@@ -280,3 +280,44 @@ async fn answers_that_come_right_before_the_connection_breaks_reach_their_caller
         }
     }
 }
+
+/// Two calls are out, to a server that has sent `farewell` and gone, and a third is about to be written. How they end.
+async fn when_writes_fail_first(farewell: impl FnOnce([CallId; 2]) -> Vec<u8>) -> [Result<u64, CallError>; 3] {
+    let plain = Manner::plain("all that was sent before the end is there in one turn");
+    let (client, _servers, mut server, out, ids) = two_calls_through(plain).await;
+    let farewell = farewell(ids);
+    sleep(MS).await;
+    server.peer.send(&farewell).await;
+    drop(server);
+    let mut late = client.call::<_, u64>(method::GATE, (3_u64,));
+    assert!(futures::poll!(&mut late).is_pending());
+    let [first, second] = out;
+    let ends = [within(first).await.unwrap(), within(second).await.unwrap(), within(late).await];
+    until_client_idle(&client).await;
+    ends
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_have_come_reach_their_callers_when_a_write_fails_before_they_are_read() {
+    let ends = when_writes_fail_first(|ids| [response(ids[0], &7_u64), response(ids[1], &8_u64)].concat()).await;
+    let [Ok(7), Ok(8), Err(CallError::Lost { .. })] = ends else { panic!("{ends:?}") };
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_farewell_that_has_come_is_believed_when_a_write_fails_before_it_is_read() {
+    let ends = when_writes_fail_first(|ids| {
+        let mut out = Vec::new();
+        rpc_codec::encode_go_away(&mut out, ids[0], GoAwayReason::ProtocolError, "frame 7 is bad");
+        out
+    })
+    .await;
+    let [Err(accepted), Err(above), Err(late)] = ends else { panic!("{ends:?}") };
+    let CallError::Lost { source: LostCause::GoneAway(why), executed: Executed::Maybe, .. } = accepted else {
+        panic!("{accepted:?}")
+    };
+    assert_eq!(&*why, "frame 7 is bad");
+    for error in [above, late] {
+        assert!(matches!(error, CallError::GoingAway { .. }), "{error:?}");
+        assert_eq!(error.executed(), Executed::Never);
+    }
+}

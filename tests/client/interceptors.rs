@@ -7,14 +7,15 @@ use std::{
 };
 
 use futures::{FutureExt, StreamExt, poll, stream};
+use serde::{Serialize, Serializer, ser::Error as _};
 use sluicegate::{
-    Executed, Status, StatusCode,
+    CallError, Executed, Status, StatusCode,
     client::{Coded, Finished, Interceptor, Outcome, Outgoing},
 };
 
 use crate::support::{
     Harness,
-    feed::{FeedClient, FeedServer},
+    feed::{FeedClient, FeedServer, named},
     method,
     probe::{PANIC_TEXT, Seen, silence_wanted_panics},
     shims::times_in,
@@ -109,6 +110,15 @@ async fn an_end_is_told_once_however_the_call_ends() {
     harness.assert_idle().await;
 }
 
+/// Cannot be encoded.
+struct Odd;
+
+impl Serialize for Odd {
+    fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(S::Error::custom("odd"))
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn calls_with_items_are_seen_from_their_arguments_to_their_end() {
     let (server, log) = (FeedServer::new(), Log::default());
@@ -129,6 +139,16 @@ async fn calls_with_items_are_seen_from_their_arguments_to_their_end() {
     ends("sum", "OK");
     assert_eq!(feed.add(1).send_all(stream::iter([1, 2])).count().await, 2);
     ends("add", "OK");
+    // Ended by an item that cannot be sent, which its caller is told.
+    let sum = client.client_stream::<_, Odd, u64, Coded, Coded>(named("sum"), (1_u64,));
+    assert!(matches!(sum.send_all(stream::iter([Odd])).await, Err(CallError::EncodeItem(_))));
+    ends("sum", "INTERNAL");
+    let add = client.both_ways::<_, Odd, u64, Coded, Coded>(named("add"), (1_u64,));
+    let mut added = add.send_all(stream::iter([Odd]));
+    assert!(matches!(added.next().await, Some(Err(CallError::EncodeItem(_)))));
+    ends("add", "INTERNAL");
+    drop(added);
+    assert!(log.take().is_empty(), "it is told once");
     // Given up while there are items, while the reply is awaited, and before the call was made.
     let mut items = feed.count(u64::MAX).open().await.unwrap();
     items.message().await.unwrap();

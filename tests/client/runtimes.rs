@@ -14,6 +14,9 @@ use tokio::{runtime::Builder, runtime::Runtime, sync::mpsc::UnboundedReceiver};
 
 use crate::support::{RawServer, method, scripted::scripted, until_client_idle, within};
 
+/// Nobody who waits for a part of it comes back in a test.
+const FOR_EVER: Duration = Duration::from_secs(10_000 * 3_600);
+
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
 }
@@ -32,7 +35,7 @@ fn a_runtime_that_ends_takes_its_connections_and_not_the_client_however_far_they
     // Before the attempt is polled, while it is under way, before HELLO, behind it, behind an answer.
     for stage in 0..5 {
         let (builder, mut servers) = scripted(64 * 1024);
-        let client = builder.build();
+        let client = builder.backoff(FOR_EVER, FOR_EVER).build();
         let first = runtime();
         let kept = first.block_on(async {
             let call = client.call::<_, u64>(method::GATE, (1_u64,));

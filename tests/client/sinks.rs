@@ -1,6 +1,12 @@
 //! Sinks that are used as no sink may be cost their call an error, and nobody else anything.
 
-use std::pin::Pin;
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+};
 
 use futures::{FutureExt, Sink as _, SinkExt, poll};
 use rpc_codec::Kind;
@@ -173,5 +179,62 @@ async fn credit_for_a_server_that_does_not_read_is_held_back_and_its_items_beyon
     assert!(error.to_string().contains("lost"), "{error}");
     assert!(taken > 40_000, "{taken} items");
     assert!(most <= 2 * 1024 * 1024 + 64 * 1024, "{most} bytes for a server that does not read");
+    until_client_idle(&client).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn credit_that_was_held_back_is_given_when_the_server_reads_again_and_its_stream_goes_on() {
+    // What a short item costs, and for how many there is credit at once.
+    const CHARGE: u64 = 64;
+    const AT_ONCE: u64 = 2;
+    const CREDIT_LEN: u64 = 20;
+    let (builder, mut servers) = crate::support::scripted::scripted_with(
+        crate::support::shims::Manner::plain("a hundred thousand frames"),
+        4 * 1024,
+    );
+    let client = builder.stream_window((AT_ONCE * CHARGE) as u32).build();
+    let mut items = client.server_stream::<_, u8, Coded>(method::GATE, (1_u64,));
+    let taken = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&taken);
+    let consumer = tokio::spawn(async move {
+        while items.message().await?.is_some() {
+            counted.fetch_add(1, SeqCst);
+        }
+        Ok::<_, CallError>(())
+    });
+    let mut server = servers.recv().await.unwrap();
+    server.shake_hands(64).await;
+    let (id, _) = server.request().await;
+    let some = item(id).repeat(AT_ONCE as usize);
+    // It reads nothing, and sends as long as its credit grows, which it does not read.
+    let mut sent = 0;
+    loop {
+        let before = client.snapshot().outbound_bytes;
+        server.peer.send(&some).await;
+        sent += AT_ONCE;
+        while taken.load(SeqCst) < sent {
+            assert!(!consumer.is_finished(), "the connection stays");
+            tokio::task::yield_now().await;
+        }
+        let after = client.snapshot().outbound_bytes;
+        if after > 1024 * 1024 && after < before + AT_ONCE * CREDIT_LEN {
+            break;
+        }
+    }
+    // When it reads again, it is told of everything that was taken, and goes on.
+    let mut credit = 0;
+    for more in [0, AT_ONCE] {
+        server.peer.send(&some[..some.len() * usize::from(more > 0)]).await;
+        sent += more;
+        while credit < sent * CHARGE {
+            match server.peer.next().await {
+                Got::Credit { id: of, bytes } if of == id => credit += u64::from(bytes),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!(credit, sent * CHARGE);
+    server.reply(id, ()).await;
+    within(consumer).await.unwrap().unwrap();
     until_client_idle(&client).await;
 }
