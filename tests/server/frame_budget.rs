@@ -374,8 +374,11 @@ async fn who_does_not_read_its_answers_keeps_its_room_no_longer_than_a_frame_may
 #[tokio::test(start_paused = true)]
 async fn who_waited_first_has_its_room_first_whoever_connected_first() {
     let harness = one_at_a_time(|builder| builder);
-    let mut peers = [wire(&harness, NARROW).await, wire(&harness, NARROW).await, wire(&harness, NARROW).await];
-    let order = [1, 2, 0];
+    let mut peers = Vec::new();
+    for _ in 0..4 {
+        peers.push(wire(&harness, NARROW).await);
+    }
+    let order = [3, 2, 1, 0];
     for (n, at) in order.into_iter().enumerate() {
         peers[at].send(&long(1)[..FREE]).await;
         until_begun(&harness).await;
