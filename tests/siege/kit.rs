@@ -55,13 +55,6 @@ pub(crate) fn figure(what: &str, value: f64, unit: &str, at_most: f64) {
     assert!(!is_full() || value <= at_most, "{what}: {value} {unit} is more than {at_most}");
 }
 
-/// As [`figure`], for latencies.
-pub(crate) fn latencies(calm: &Latency, besieged: &Latency) {
-    let ratio = besieged.p99.as_secs_f64() / calm.p99.as_secs_f64();
-    println!("    polite calls, calm: {calm}; besieged: {besieged}; p99 {ratio:.2} times, at most {MAX_RATIO}");
-    assert!(!is_full() || ratio <= MAX_RATIO, "the p99 of a polite client is {ratio:.1} times what it was");
-}
-
 const MAX_RATIO: f64 = 2.0;
 
 /// The variable that makes a process the server of a siege.
@@ -480,9 +473,24 @@ impl Polite {
 
     /// How long calls take while `siege` goes on.
     pub(crate) async fn beside<T>(&self, siege: impl Future<Output = T>) -> (T, Latency) {
-        self.times().reset();
+        self.begin_anew();
         let result = siege.await;
         (result, Latency::of(&self.times()))
+    }
+
+    /// Forgets how long calls took before. Who has only come, or asks for work as others do, is not a siege yet.
+    pub(crate) fn begin_anew(&self) {
+        self.times().reset();
+    }
+
+    /// As [`figure`], for how long calls took. What is called calm is measured again, and the worse of the two counts:
+    /// where others have the machine at times, calm is not always the same.
+    pub(crate) async fn judge(&self, calm: Latency, besieged: Latency) {
+        let again = self.calm().await;
+        let ratio = besieged.p99.as_secs_f64() / calm.p99.max(again.p99).as_secs_f64();
+        println!("    polite calls, calm: {calm}; besieged: {besieged}; calm again: {again}");
+        println!("    p99 {ratio:.2} times, at most {MAX_RATIO}");
+        assert!(!is_full() || ratio <= MAX_RATIO, "the p99 of a polite client is {ratio:.1} times what it was");
     }
 
     /// Ends; no call has failed.
