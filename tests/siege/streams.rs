@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use futures::StreamExt;
-use sluicegate::{Bytes, Client, RefusalReason};
+use sluicegate::{Bytes, Client, RefusalReason, StatusCode};
 
 use crate::{
-    TURN,
+    MS, TURN,
     kit::{Polite, Server, figure, size},
     support::{feed::FeedClient, until_client_idle},
 };
@@ -21,7 +21,7 @@ async fn calls_beside_a_long_stream_of_their_connection_are_quick() {
     let (items, rounds) = size((ITEMS / 8, 1), (ITEMS, 40));
     println!(
         "\ncalls beside a stream of {} MiB on their connection, {rounds} times",
-        items * u64::from(ITEM_LEN) >> 20
+        (items * u64::from(ITEM_LEN)) >> 20
     );
     let mut server = Server::start("streams").await;
     let client = Client::new(server.address.to_string());
@@ -56,7 +56,9 @@ async fn calls_beside_a_long_stream_of_their_connection_are_quick() {
 async fn streams_that_are_given_up_leave_nothing_and_the_next_one_is_as_fast() {
     let _turn = TURN.lock().await;
     let streams = size(300, 10_000);
-    println!("\n{streams} streams each way of which two items of a hundred are taken");
+    println!(
+        "\n{streams} streams each way of which two items of a hundred go, and some that end by an error and in time"
+    );
     let mut server = Server::start("streams").await;
     let client = Client::new(server.address.to_string());
     let feed: FeedClient = client.service();
@@ -64,7 +66,7 @@ async fn streams_that_are_given_up_leave_nothing_and_the_next_one_is_as_fast() {
     // The first one finds everything cold.
     seconds_of(&feed, count).await;
     let before = seconds_of(&feed, count).await;
-    for _ in 0..streams {
+    for n in 0..streams {
         let mut items = feed.bytes(100, 4_096).open().await.unwrap();
         assert!(items.message().await.unwrap().is_some() && items.message().await.unwrap().is_some());
         drop(items);
@@ -73,6 +75,12 @@ async fn streams_that_are_given_up_leave_nothing_and_the_next_one_is_as_fast() {
             blocks.send(Bytes::from_static(&[7; 4_096])).await.unwrap();
         }
         drop((blocks, measured));
+        if n % 10 == 0 {
+            let error = feed.fail(3, false).collect::<Vec<_>>().await.pop().unwrap().unwrap_err();
+            assert_eq!(error.code(), StatusCode::DataLoss);
+            let late = feed.stall(2).timeout(MS).collect::<Vec<_>>().await.pop().unwrap().unwrap_err();
+            assert_eq!(late.code(), StatusCode::DeadlineExceeded);
+        }
     }
     let nothing = ["held", "running", "streams", "stream_bytes", "body_bytes"];
     let took = server.until("nothing is in flight", |figures| nothing.iter().all(|name| figures.of(name) == 0)).await;
