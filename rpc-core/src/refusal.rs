@@ -242,6 +242,10 @@ reasons! {
     /// The rest of the body did not arrive at the least rate.
     BodyTooSlow "BODY_TOO_SLOW" DeadlineExceeded ("min_bytes_per_second", "bytes")
         "the rest of the body came too slowly",
+    /// No item of the stream came or went for as long as streams may be idle. Open it anew when there is something
+    /// to send.
+    StreamIdle "STREAM_IDLE" DeadlineExceeded ("max_idle_us", "")
+        "no item of the stream came or went for too long",
     /// The head or the metadata of the request is not well formed.
     MalformedRequest "MALFORMED_REQUEST" InvalidArgument ("", "")
         "the request's head is malformed",

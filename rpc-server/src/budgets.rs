@@ -133,6 +133,11 @@ impl Kept {
         self.give_back_if_drained();
     }
 
+    /// Whether items wait for the service, or it may be at some that it took.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.taken + self.waiting > 0
+    }
+
     fn give_back_if_drained(&mut self) {
         if self.taken + self.waiting + self.coming == 0 {
             // Kept for the next items, of nothing.

@@ -179,6 +179,34 @@ impl ServerBuilder {
         self
     }
 
+    /// Items per second that the clients of the whole server send in streams. An item above the rate waits in the
+    /// window of its stream until the service may be handed it, and the client is given no credit meanwhile: it is
+    /// slowed down, and nothing is refused or lost. Rates of calls count the opening of a stream; what a server
+    /// sends is not limited. It costs a reading of the clock for each item. See
+    /// [`Call::pace_items`](crate::Call::pace_items) for what to think of with bursts. Default: no limit.
+    pub fn item_rate(mut self, rate: Rate) -> Self {
+        self.config.item_rate = Some(rate);
+        self
+    }
+
+    /// As [`Self::item_rate`], of the items on each connection; a new connection starts with a full bucket. Default:
+    /// no limit.
+    pub fn item_rate_per_connection(mut self, rate: Rate) -> Self {
+        self.config.item_rate_per_connection = Some(rate);
+        self
+    }
+
+    /// How long a stream may be idle: no item of it comes from the client, is worked on by the service, or goes to
+    /// the client. One that was idle for so long, and up to an eighth longer, is ended with DEADLINE_EXCEEDED and
+    /// the reason STREAM_IDLE, executed maybe. A service that has items to take, or has taken some and not asked for
+    /// more, is at work, and so is one of a client stream whose client has sent all. One that waits before it sends is
+    /// not, nor is a client that takes longer than that for what its window holds. Methods may have a time of
+    /// their own, see [`MethodLimits::stream_idle_timeout`]. Default: `None`, it may be idle until its deadline.
+    pub fn stream_idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.config.stream_idle_timeout = timeout.into();
+        self
+    }
+
     /// About how long a call that is refused on concurrency is told to wait. A good value is the
     /// time that a call usually takes. Default: 10 ms.
     pub fn concurrency_retry_delay(mut self, delay: Duration) -> Self {
@@ -399,7 +427,8 @@ impl ServerBuilder {
     /// Changes the pipeline of each new connection, which has the default handlers already:
     /// `trace`, `deadline`, `priority`, `connection rate`, `tenant rate`, `global rate`, `concurrency` and `blocking`,
     /// those that are configured; the last if there are blocking methods and `concurrency` does not know of them,
-    /// which it does as soon as there are limits of methods, pools, tenants or bytes, or a queue.
+    /// which it does as soon as there are limits of methods, pools, tenants or bytes, or a queue. Then come
+    /// `connection item rate` and `global item rate`.
     pub fn pipeline(mut self, initializer: impl Fn(&mut Pipeline, &ConnectionInfo) + Send + Sync + 'static) -> Self {
         self.initializer = Some(Box::new(initializer));
         self

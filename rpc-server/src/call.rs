@@ -9,12 +9,13 @@ use std::{
 use rpc_codec::{CallKind, CodecId};
 use rpc_core::{
     CallId, CallScope, ConnectionInfo, Context, Deadline, Extensions, Metadata,
-    limit::{CallPermit, ConcurrencyPermit, HeldPermit, Ticks},
+    limit::{CallPermit, ConcurrencyPermit, HeldPermit, RateLimit, Ticks},
 };
 
 use crate::{
     clock::{self, Reading},
     handlers::CallSpan,
+    item_rate::ItemRates,
     method::MethodInfo,
     stream::Seat,
 };
@@ -145,6 +146,23 @@ impl Call<'_> {
     /// with [`Context::extension`]. They are dropped when the call has ended and nobody holds its context.
     pub fn extensions_mut(&mut self) -> &mut Extensions {
         &mut self.opening.extensions
+    }
+
+    /// Has each item that the client sends of the call take a token of `limit` before the service is handed it, in
+    /// order, and wait until there is one. Items are neither refused nor lost by that: those that wait lie in the
+    /// window of their stream, and the client is given no credit for more of them, so it is slowed down. Said
+    /// several times, an item takes a token of each limit. It is for handlers that do not know the limit when the
+    /// server is built, such as those that have one for each customer; see
+    /// [`item_rate`](crate::ServerBuilder::item_rate) for what there is without one.
+    ///
+    /// Time is counted in milliseconds here, so the burst should be what refills in some of them: the default of a
+    /// [`Rate`](rpc_core::limit::Rate) is. Where the client sends no items, and in a dry run of limits, it means
+    /// nothing.
+    pub fn pace_items(&mut self, limit: Arc<RateLimit>) {
+        let extensions = &mut self.opening.extensions;
+        let mut rates = extensions.get::<ItemRates>().cloned().unwrap_or_default();
+        rates.0.push(limit);
+        extensions.insert(rates);
     }
 
     /// Gives the call a permit to carry until its response has been written; while its body comes, if that

@@ -44,6 +44,11 @@ pub(crate) struct Config {
     pub(crate) shed_by_priority: bool,
     pub(crate) rate: Option<Rate>,
     pub(crate) rate_per_connection: Option<Rate>,
+    /// None: items are paced by whoever takes them. Likewise for the other.
+    pub(crate) item_rate: Option<Rate>,
+    pub(crate) item_rate_per_connection: Option<Rate>,
+    /// None: a stream may wait for days for what it is to tell.
+    pub(crate) stream_idle_timeout: Option<Duration>,
     /// What a call refused on concurrency is told to wait, about.
     pub(crate) concurrency_retry_delay: Duration,
     /// Open sockets cost descriptors, which run out somewhere above.
@@ -121,6 +126,9 @@ impl Default for Config {
             shed_by_priority: false,
             rate: None,
             rate_per_connection: None,
+            item_rate: None,
+            item_rate_per_connection: None,
+            stream_idle_timeout: None,
             concurrency_retry_delay: Duration::from_millis(10),
             max_connections: 10_000,
             max_frame: 256 * 1024,
@@ -174,6 +182,7 @@ impl Config {
             ("keepalive_interval", self.keepalive_interval),
             ("keepalive_timeout", Some(self.keepalive_timeout)),
             ("max_connection_age", self.max_connection_age),
+            ("stream_idle_timeout", self.stream_idle_timeout),
             ("max_wait", self.wait_queue.map(|queue| queue.max_wait)),
         ] {
             if value == Some(Duration::ZERO) {

@@ -288,6 +288,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         let (finished, last_id, had_calls) = (self.writer.unwritten(), self.last_id, self.has_calls());
         self.expire(now);
+        self.wake_in_turn(now);
         self.poll_woken(cx)?;
         self.poll_tasks(cx);
         if self.gather(self.writer.unwritten() > finished) {
@@ -296,6 +297,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let read = self.read(cx)?;
         if matches!(read, ReadEnd::Dry) {
             self.end_slow_parts(now);
+            self.end_idle_streams(now);
         }
         // Tasks that were spawned just now wake us only once they have been polled for.
         self.poll_tasks(cx);

@@ -26,7 +26,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Decodes and runs an admitted call: in place if its method is quick, in a task if it is not, and
     /// on the blocking pool if it blocks.
     pub(crate) fn start(&mut self, opening: &mut Opening, method: u32, body: &mut Body<'_>) {
-        let seat = self.seat(opening);
+        let seat = self.seat_of_service(opening, method);
         let Self { server, methods, in_flight, tasks, ready, writer, info, .. } = self;
         let registered = server.methods.get(method);
         let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);

@@ -186,9 +186,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             }
         };
         // Nobody is looked at who is not read.
-        let slow = if self.is_above_mark() || self.awaits_room() { None } else { self.in_flight.next_slow() };
+        let [slow, idle] = match self.is_above_mark() || self.awaits_room() {
+            true => [None; 2],
+            false => [self.in_flight.next_slow(), self.in_flight.next_idle()],
+        };
+        let [expiry, turn] = [self.in_flight.next_expiry(), self.in_flight.next_turn()];
         let room = self.room_due();
-        [state, self.in_flight.next_expiry(), slow, room, self.write_stalls].into_iter().flatten().min()
+        [state, expiry, turn, slow, idle, room, self.write_stalls].into_iter().flatten().min()
     }
 
     /// Cancels every call; then, if the peer may still read, tells it why and closes.

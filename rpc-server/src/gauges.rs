@@ -53,6 +53,8 @@ pub struct Snapshot {
     /// Bytes of items that services have sent and connections have not taken, and that have come and services have
     /// not taken.
     pub stream_bytes: u64,
+    /// Items of clients that had to wait for a rate before a service was handed them, so far.
+    pub items_paced: u64,
     /// Bytes reserved for request bodies that came, or come, in parts, and for items of clients' streams that services
     /// have not consumed. Windows of streams that are open take none.
     pub body_bytes: u64,
@@ -61,7 +63,7 @@ pub struct Snapshot {
     /// Bytes taken of [`frame_budget`](crate::ServerBuilder::frame_budget) by long frames that have begun.
     pub frame_bytes: u64,
     /// Calls turned away, by the name of the limit, or by the reason when no limit refused. Calls that were ended
-    /// because an item came too slowly or found no room are among them.
+    /// because an item came too slowly or found no room, or no item came or went, are among them.
     pub refused: BTreeMap<&'static str, u64>,
     /// The same calls by the reason, such as those that found a queue full.
     pub refused_by_reason: BTreeMap<&'static str, u64>,
@@ -117,6 +119,7 @@ pub(crate) struct Gauges {
     pub(crate) inbound_bytes: Arc<AtomicU64>,
     pub(crate) streams: Arc<AtomicU64>,
     pub(crate) stream_bytes: Arc<AtomicU64>,
+    pub(crate) items_paced: Arc<AtomicU64>,
     pub(crate) panics: Arc<AtomicU64>,
     pub(crate) methods_demoted: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
@@ -146,6 +149,7 @@ impl Gauges {
             inbound_bytes: Arc::default(),
             streams: Arc::default(),
             stream_bytes: Arc::default(),
+            items_paced: Arc::default(),
             panics: Arc::default(),
             methods_demoted: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
@@ -169,6 +173,7 @@ impl Gauges {
             buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
             streams: self.streams.load(Ordering::Relaxed),
             stream_bytes: self.stream_bytes.load(Ordering::Relaxed),
+            items_paced: self.items_paced.load(Ordering::Relaxed),
             body_bytes: self.bodies.snapshot().held,
             inbound_bytes: self.inbound_bytes.load(Ordering::Relaxed),
             frame_bytes: self.frames.snapshot().held,
@@ -233,6 +238,8 @@ pub(crate) const CONNECTION: &str = "connection";
 pub(crate) const BLOCKING: &str = "blocking";
 pub(crate) const GLOBAL_RATE: &str = "global rate";
 pub(crate) const CONNECTION_RATE: &str = "connection rate";
+pub(crate) const GLOBAL_ITEM_RATE: &str = "global item rate";
+pub(crate) const CONNECTION_ITEM_RATE: &str = "connection item rate";
 pub(crate) const GLOBAL_BODIES: &str = "global bodies";
 pub(crate) const GLOBAL_FRAMES: &str = "global frames";
 pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
@@ -242,12 +249,14 @@ pub(crate) const CONNECTIONS: &str = "connections";
 pub(crate) const TENANT: &str = "tenant";
 pub(crate) const TENANT_RATE: &str = "tenant rate";
 /// What no limit of the user's may be called.
-pub(crate) const RESERVED_NAMES: [&str; 13] = [
+pub(crate) const RESERVED_NAMES: [&str; 15] = [
     GLOBAL,
     CONNECTION,
     BLOCKING,
     GLOBAL_RATE,
     CONNECTION_RATE,
+    GLOBAL_ITEM_RATE,
+    CONNECTION_ITEM_RATE,
     GLOBAL_BODIES,
     GLOBAL_FRAMES,
     CONNECTION_BODIES,

@@ -48,6 +48,10 @@ pub(crate) struct InFlight {
     next_expiry: Option<Instant>,
     /// Nothing that comes in parts has come too slowly before this; early in the same way.
     next_slow: Option<Instant>,
+    /// No service may be handed an item that waits for its rate before this; early in the same way.
+    next_turn: Option<Instant>,
+    /// No stream can be found idle before this; early in the same way.
+    next_idle: Option<Instant>,
     least_rate: Option<LeastRate>,
     gauge: Share,
 }
@@ -153,7 +157,16 @@ pub(crate) enum InParts {
 impl InFlight {
     /// No calls; bodies and items of later ones come at `least_rate` or faster.
     pub(crate) fn new(least_rate: Option<LeastRate>, gauge: Share) -> Self {
-        Self { calls: Slab::new(), by_id: HashMap::default(), next_expiry: None, next_slow: None, least_rate, gauge }
+        Self {
+            calls: Slab::new(),
+            by_id: HashMap::default(),
+            next_expiry: None,
+            next_slow: None,
+            next_turn: None,
+            next_idle: None,
+            least_rate,
+            gauge,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -175,6 +188,9 @@ impl InFlight {
         }
         if let (Some(pace), Some(rate)) = (call.place.upload().and_then(Upload::pace), self.least_rate) {
             self.next_slow = earlier(self.next_slow, pace.too_slow_at(rate));
+        }
+        if let Some(idle) = call.stream.as_ref().and_then(|seat| seat.idle.as_ref()) {
+            self.next_idle = earlier(self.next_idle, Some(idle.due()));
         }
         let id = call.id;
         let key = self.calls.insert(call);
@@ -273,6 +289,49 @@ impl InFlight {
             }
         }
         slow
+    }
+
+    /// Notes that a service may be handed its next item then.
+    pub(crate) fn note_turn(&mut self, at: Instant) {
+        self.next_turn = earlier(self.next_turn, Some(at));
+    }
+
+    /// When to look for services next that may be handed items.
+    pub(crate) fn next_turn(&self) -> Option<Instant> {
+        self.next_turn
+    }
+
+    /// Wakes the services that may be handed items at `now`.
+    pub(crate) fn wake_in_turn(&mut self, now: Instant) {
+        if self.next_turn.is_none_or(|next| next > now) {
+            return;
+        }
+        let streams = self.calls.iter().filter_map(|(_, call)| call.stream.as_ref());
+        self.next_turn = streams.filter_map(|seat| seat.stream.wake_in_turn(now)).min();
+    }
+
+    /// When to look for idle streams next.
+    pub(crate) fn next_idle(&self) -> Option<Instant> {
+        self.next_idle
+    }
+
+    /// The keys of calls on whose streams nothing has happened for as long as may be, and how long that is.
+    pub(crate) fn idle_streams(&mut self, now: Instant) -> Vec<(usize, Duration)> {
+        if self.next_idle.is_none_or(|next| next > now) {
+            return Vec::new();
+        }
+        let mut idle = Vec::new();
+        self.next_idle = None;
+        for (key, call) in &mut self.calls {
+            let Some(seat) = &mut call.stream else { continue };
+            let Some(watch) = &mut seat.idle else { continue };
+            if watch.due() <= now && watch.look(seat.stream.has_moved(), now) {
+                idle.push((key, watch.timeout()));
+            } else {
+                self.next_idle = earlier(self.next_idle, Some(watch.due()));
+            }
+        }
+        idle
     }
 
     /// Counts a `pause` up to `now` in which we did not read against nobody.

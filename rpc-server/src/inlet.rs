@@ -9,7 +9,7 @@ use std::{
 use rpc_codec::{CodecId, DecodeItem, Intake};
 use rpc_core::{ItemSource, Status};
 
-use crate::{outlet::proceed, stream::Stream};
+use crate::{clock::Reading, item_rate::ItemPace, outlet::proceed, stream::Stream};
 
 /// What is behind a service's [`rpc_core::Streaming`].
 #[derive(Debug)]
@@ -17,14 +17,25 @@ pub(crate) struct Inlet<T, W> {
     stream: Arc<Stream>,
     codec: CodecId,
     intake: Intake,
+    /// If items are not handed over as they come.
+    pace: Option<Box<ItemPace>>,
     over: bool,
     form: PhantomData<fn() -> (T, W)>,
 }
 
 impl<T, W> Inlet<T, W> {
     pub(crate) fn new(stream: Arc<Stream>, codec: CodecId) -> Self {
-        let intake = Intake::new(stream.window());
-        Self { stream, codec, intake, over: false, form: PhantomData }
+        let (intake, pace) = (Intake::new(stream.window()), stream.take_pace());
+        Self { stream, codec, intake, pace, over: false, form: PhantomData }
+    }
+
+    /// Waits until the next item may be handed over, or says why there will be none.
+    fn poll_pace(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
+        let Some(pace) = self.pace.as_mut().filter(|_| !self.intake.is_empty()) else { return Poll::Ready(Ok(())) };
+        match pace.admit(Reading::now()) {
+            Ok(()) => Poll::Ready(Ok(())),
+            Err(again) => self.stream.poll_turn(again, cx.waker()).map(Err),
+        }
     }
 
     fn give_back(&mut self) {
@@ -41,6 +52,12 @@ impl<T: Send + 'static, W: DecodeItem<T>> ItemSource<T> for Inlet<T, W> {
             return Poll::Ready(None);
         }
         loop {
+            if self.pace.is_some()
+                && let Err(why) = ready!(self.poll_pace(cx))
+            {
+                self.over = true;
+                return Poll::Ready(Some(Err(why)));
+            }
             if let Some(item) = self.intake.next_item() {
                 let decoded = W::decode(self.codec, item);
                 if self.intake.is_due() {

@@ -1,16 +1,18 @@
 //! Frames of streams on their way in, what services ask of their connection, and the answers behind items.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use rpc_codec::{CallKind, FlowError, GoAwayReason, PART_LEN, encode_credit, late_frames};
-use rpc_core::{CallId, Refusal, Status, limit::HeldPermit};
+use rpc_core::{CallId, Refusal, RefusalReason, Status, limit::HeldPermit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
     call::Opening,
     clock::Reading,
     connection::{Broken, Connection},
+    idle::IdleWatch,
     inbound::within_rate,
+    item_rate::{ItemPace, ItemRates},
     stream::{Found, Seat, Stream, Unkept, Windows},
     unary::Outcome,
 };
@@ -30,6 +32,35 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return None;
         }
         Some(opening.stream.take().unwrap_or_else(|| self.open_stream(opening.id, opening.kind)))
+    }
+
+    /// The stream of a call whose service is about to be called, with what limits it from then on.
+    #[inline]
+    pub(crate) fn seat_of_service(&self, opening: &mut Opening, method: u32) -> Option<Box<Seat>> {
+        let mut seat = self.seat(opening)?;
+        let Self { server, .. } = self;
+        if let Some(rates) = opening.extensions.get::<ItemRates>()
+            && !server.limits.is_dry_run()
+        {
+            seat.stream.set_pace(ItemPace::new(rates.clone(), &server.gauges.items_paced));
+        }
+        let timeout = server.limits.stream_idle_timeout(method);
+        seat.idle = timeout.and_then(|timeout| IdleWatch::begin(timeout, opening.let_in));
+        Some(seat)
+    }
+
+    /// Wakes services that may be handed their next items.
+    pub(crate) fn wake_in_turn(&mut self, now: Instant) {
+        self.in_flight.wake_in_turn(now);
+    }
+
+    /// Ends the streams on which nothing has happened for too long. Only to be asked when everything that had
+    /// arrived was read.
+    pub(crate) fn end_idle_streams(&mut self, now: Instant) {
+        for (key, timeout) in self.in_flight.idle_streams(now) {
+            let micros = u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX);
+            self.end_stream(key, &Refusal::new(RefusalReason::StreamIdle).with_limit("", micros, 0));
+        }
     }
 
     /// An item has come, or its first part.
@@ -66,7 +97,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.allowance.parts_begin(len.saturating_sub(first.len()));
     }
 
-    /// Ends a call of which an item breaks a limit, and tells of that.
+    /// Ends a call of which the items break a limit, and tells of that.
     pub(crate) fn end_stream(&mut self, key: usize, refusal: &Refusal) {
         self.server.gauges.refused.count(refusal);
         self.end_pending(key, Some(&Status::from(refusal)));
@@ -118,10 +149,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Does what a service has asked for: takes its items, gives its client credit.
     pub(crate) fn look_at_stream(&mut self, id: CallId) {
         let Some(stream) = self.in_flight.key_of(id).and_then(|key| self.in_flight.stream(key)) else { return };
-        let Found { grant, to_writer } = stream.look();
+        let Found { grant, to_writer, turn } = stream.look();
         if to_writer {
             let stream = Arc::clone(stream);
             self.writer.push_stream(stream);
+        }
+        if let Some(at) = turn {
+            self.in_flight.note_turn(at);
         }
         if grant > 0 {
             encode_credit(&mut self.writer.out, id, grant);

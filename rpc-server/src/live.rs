@@ -9,7 +9,10 @@ use crate::{
     Snapshot,
     clock::Reading,
     error::BuildError,
-    gauges::{CONNECTION, CONNECTION_BODIES, CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_FRAMES, GLOBAL_RATE},
+    gauges::{
+        CONNECTION, CONNECTION_BODIES, CONNECTION_ITEM_RATE, CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES,
+        GLOBAL_FRAMES, GLOBAL_ITEM_RATE, GLOBAL_RATE,
+    },
     limits::{TenantLimits, WaitQueue},
     peer::{Holder, Peer},
     server::ServerCore,
@@ -20,8 +23,8 @@ use crate::{
 ///
 /// Limits of calls in flight: `global`, `connection`, `blocking`, a pool's name, a method's
 /// `package.Service/Method`, and of what else is counted: `connections`, `bytes`, `global bodies`,
-/// `connection bodies`, `global frames`. Rates: `global rate` and `connection rate`. What is said of a connection holds for
-/// those that are open and those to come. Those of methods, pools, bytes, queues and tenants, and rates,
+/// `connection bodies`, `global frames`. Rates: `global rate` and `connection rate`, and of items `global item rate` and
+/// `connection item rate`. What is said of a connection holds for those that are open and those to come. Those of methods, pools, bytes, queues and tenants, and rates,
 /// can be changed if the server was built with them.
 ///
 /// ```
@@ -138,7 +141,7 @@ impl LiveLimits {
         Ok(())
     }
 
-    /// Sets `global rate` or `connection rate`. What a bucket owes stays owed.
+    /// Sets a rate by its name. What a bucket owes stays owed; an item that waits for it asks again within a second.
     ///
     /// # Errors
     ///
@@ -148,10 +151,12 @@ impl LiveLimits {
         let now = Reading::now().ticks;
         let not_there = || ChangeError::NotThere(name.to_owned());
         match name {
-            GLOBAL_RATE => self.core.global_rate().ok_or_else(not_there)?.reconfigure(rate, now)?,
-            CONNECTION_RATE => {
+            GLOBAL_RATE | GLOBAL_ITEM_RATE => {
+                self.core.global_rate(name).ok_or_else(not_there)?.reconfigure(rate, now)?;
+            }
+            CONNECTION_RATE | CONNECTION_ITEM_RATE => {
                 let _changing = self.core.limits.changing();
-                *self.core.connection_rate().as_mut().ok_or_else(not_there)? = rate;
+                *self.core.connection_rate(name).as_mut().ok_or_else(not_there)? = rate;
                 for peer in self.peers() {
                     if let Some(limit) = peer.rate(name) {
                         limit.reconfigure(rate, now)?;

@@ -284,7 +284,7 @@ impl MethodOptions {
 
     fn limits(&self) -> MethodLimits {
         let Self { max_concurrent_calls, weight, pool, .. } = *self;
-        MethodLimits { max_concurrent_calls, weight, pool: pool.map(str::to_owned) }
+        MethodLimits { max_concurrent_calls, weight, pool: pool.map(str::to_owned), ..MethodLimits::new() }
     }
 }
 

@@ -22,6 +22,7 @@ use crate::{Snapshot, live::LimitInfo, server::ServerHandle};
 /// | `sluicegate_tenants` | gauge | | tenants that have limits of their own |
 /// | `sluicegate_tenants_forgotten_total` | counter | | tenants forgotten for others |
 /// | `sluicegate_buffered_bytes` | gauge | | bytes of responses not taken yet |
+/// | `sluicegate_items_paced_total` | counter | | items of clients that had to wait for a rate |
 /// | `sluicegate_connections_cut_total` | counter | `reason` | connections given up |
 /// | `sluicegate_panics_total` | counter | | panics that cost a call |
 /// | `sluicegate_protocol_errors_total` | counter | | connections closed because of the peer |
@@ -83,6 +84,7 @@ fn record_snapshot(snapshot: &Snapshot) {
     gauge!("sluicegate_tenants").set(snapshot.tenants.known as f64);
     counter!("sluicegate_tenants_forgotten_total").absolute(snapshot.tenants.forgotten);
     gauge!("sluicegate_buffered_bytes").set(snapshot.buffered_bytes as f64);
+    counter!("sluicegate_items_paced_total").absolute(snapshot.items_paced);
     counter!("sluicegate_panics_total").absolute(snapshot.panics);
     counter!("sluicegate_protocol_errors_total").absolute(snapshot.protocol_errors);
 }

@@ -32,10 +32,13 @@ use crate::{
     connection::Connection,
     error::{BindError, BuildError},
     feedback::{Feedback, SharedFeedback},
-    gauges::{CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_FRAMES, GLOBAL_RATE, Gauges, Share, Snapshot},
+    gauges::{
+        CONNECTION_ITEM_RATE, CONNECTION_RATE, CONNECTIONS, GLOBAL_BODIES, GLOBAL_FRAMES, GLOBAL_ITEM_RATE,
+        GLOBAL_RATE, Gauges, Share, Snapshot,
+    },
     handlers::{
-        BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, PriorityHandler, RateHandler,
-        TenantRateHandler, TraceHandler,
+        BlockingHandler, ConcurrencyHandler, DeadlineHandler, GroupHandler, ItemRateHandler, PriorityHandler,
+        RateHandler, TenantRateHandler, TraceHandler,
     },
     health::HealthState,
     limits::Limits,
@@ -357,8 +360,10 @@ pub(crate) struct ServerCore {
     pub(crate) gauges: Gauges,
     health: Arc<HealthState>,
     global_rate: Option<Arc<RateLimit>>,
+    global_item_rate: Option<Arc<RateLimit>>,
     /// Of connections to come.
     connection_rate: Mutex<Option<Rate>>,
+    connection_item_rate: Mutex<Option<Rate>>,
     initializer: Option<Initializer>,
     phase: AtomicU8,
     leaving: CancellationToken,
@@ -389,6 +394,7 @@ impl ServerCore {
         };
         // Connections make theirs of the same settings; they must not fail then.
         rate(CONNECTION_RATE, config.rate_per_connection)?;
+        rate(CONNECTION_ITEM_RATE, config.item_rate_per_connection)?;
         rate("control frames", config.control_frame_rate)?;
         let limits = Arc::new(Limits::new(&config, &mut methods)?);
         let feedback = Feedback::new(&config, &limits, &methods)?.map(Arc::new);
@@ -399,7 +405,9 @@ impl ServerCore {
             .map_err(|source| BuildError::Concurrency { limit: GLOBAL_FRAMES, source })?;
         Ok(Self {
             connection_rate: Mutex::new(config.rate_per_connection),
+            connection_item_rate: Mutex::new(config.item_rate_per_connection),
             global_rate: rate(GLOBAL_RATE, config.rate)?.map(Arc::new),
+            global_item_rate: rate(GLOBAL_ITEM_RATE, config.item_rate)?.map(Arc::new),
             gauges: Gauges::new(Arc::clone(&limits), connections, bodies, frames),
             health,
             limits,
@@ -438,14 +446,7 @@ impl ServerCore {
         if let Some(gate) = self.limits.priority() {
             pipeline.add_last("priority", PriorityHandler::new(Arc::clone(gate)));
         }
-        let rate = *self.connection_rate();
-        if let Some(rate) = rate {
-            let limit = Arc::new(RateLimit::new(CONNECTION_RATE, rate).expect("checked when it was set"));
-            peer.has_rate(&limit);
-            // It may have been changed for those who are known, just before this one was.
-            if let Some(rate) = *self.connection_rate() {
-                limit.reconfigure(rate, Reading::now().ticks).expect("checked when it was set");
-            }
+        if let Some(limit) = self.rate_of_connection(CONNECTION_RATE, peer) {
             pipeline.add_last("connection rate", RateHandler::new(limit));
         }
         if let Some(tenants) = self.limits.tenants().filter(|tenants| tenants.have_rates()) {
@@ -455,9 +456,27 @@ impl ServerCore {
             pipeline.add_last("global rate", RateHandler::new(Arc::clone(limit)));
         }
         self.add_concurrency(pipeline, connection, peer);
+        if let Some(limit) = self.rate_of_connection(CONNECTION_ITEM_RATE, peer) {
+            pipeline.add_last("connection item rate", ItemRateHandler::new(limit));
+        }
+        if let Some(limit) = &self.global_item_rate {
+            pipeline.add_last("global item rate", ItemRateHandler::new(Arc::clone(limit)));
+        }
         if let Some(initializer) = &self.initializer {
             initializer(pipeline, connection);
         }
+    }
+
+    /// Makes a new connection's own rate of this name, if connections have one.
+    fn rate_of_connection(&self, name: &'static str, peer: &Peer) -> Option<Arc<RateLimit>> {
+        let rate = (*self.connection_rate(name))?;
+        let limit = Arc::new(RateLimit::new(name, rate).expect("checked when it was set"));
+        peer.has_rate(&limit);
+        // It may have been changed for those who are known, just before this one was.
+        if let Some(rate) = *self.connection_rate(name) {
+            limit.reconfigure(rate, Reading::now().ticks).expect("checked when it was set");
+        }
+        Some(limit)
     }
 
     /// The handlers of calls in flight: those of few limits if there are no more, which cost less.
@@ -568,13 +587,15 @@ impl ServerCore {
         self.connections.iter().map(|entry| Arc::clone(&entry)).collect()
     }
 
-    pub(crate) fn global_rate(&self) -> Option<&Arc<RateLimit>> {
-        self.global_rate.as_ref()
+    /// The rate of calls of the whole server, or that of items.
+    pub(crate) fn global_rate(&self, name: &str) -> Option<&Arc<RateLimit>> {
+        if name == GLOBAL_ITEM_RATE { self.global_item_rate.as_ref() } else { self.global_rate.as_ref() }
     }
 
-    /// The rate of connections to come.
-    pub(crate) fn connection_rate(&self) -> MutexGuard<'_, Option<Rate>> {
-        self.connection_rate.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The rate of calls of connections to come, or that of items.
+    pub(crate) fn connection_rate(&self, name: &str) -> MutexGuard<'_, Option<Rate>> {
+        let rate = if name == CONNECTION_ITEM_RATE { &self.connection_item_rate } else { &self.connection_rate };
+        rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn begin_drain(&self) {
@@ -651,7 +672,10 @@ mod tests {
             .collect();
         let bursts = || {
             let open = open.iter().map(|(_, peer)| peer.rate(CONNECTION_RATE).unwrap().burst());
-            open.chain(core.connection_rate().map(|rate| RateLimit::new(CONNECTION_RATE, rate).unwrap().burst()))
+            open.chain(
+                core.connection_rate(CONNECTION_RATE)
+                    .map(|rate| RateLimit::new(CONNECTION_RATE, rate).unwrap().burst()),
+            )
         };
         let (limits, together) = (server.handle().limits(), Barrier::new(2));
         for _ in 0..200 {

@@ -4,6 +4,7 @@ use std::{
     mem,
     sync::{Arc, PoisonError, atomic::AtomicU64},
     task::{Poll, Waker},
+    time::Instant,
 };
 
 use rpc_codec::{CallKind, FlowError, FrameQueue, Inflow, Intake, Outflow, SendBounds, charge, late_frames};
@@ -12,6 +13,8 @@ use rpc_core::{CallId, ItemSender, Status, limit::ConcurrencyRefusal};
 use crate::{
     budgets::{Budgets, Kept},
     gauges::Share,
+    idle::IdleWatch,
+    item_rate::ItemPace,
     pace::Pace,
     ready::{Key, Ready},
     sync::{AtomicBool, Mutex, MutexGuard, Ordering},
@@ -54,6 +57,12 @@ struct State {
     kept: Kept,
     sender: Option<Waker>,
     receiver: Option<Waker>,
+    /// How fast the service is handed items, until it has its end of the stream.
+    pace: Option<Box<ItemPace>>,
+    /// Whom to wake when, if the service has an item that it may not be handed before.
+    turn: Option<(Instant, Waker)>,
+    /// An item came or went since the stream was last looked at.
+    moved: bool,
     /// Why nothing goes or comes any more.
     closed: Option<Status>,
     /// It was closed before the client had sent all of its items and the service had taken them.
@@ -68,6 +77,8 @@ pub(crate) struct Found {
     pub(crate) grant: u32,
     /// The writer is to take items.
     pub(crate) to_writer: bool,
+    /// When the service is to be woken.
+    pub(crate) turn: Option<Instant>,
 }
 
 /// The connection's hold on a stream. Its drop closes the stream, whatever ends the call.
@@ -76,6 +87,8 @@ pub(crate) struct Seat {
     pub(crate) stream: Arc<Stream>,
     /// How fast an item of the client's comes, of which parts are to come.
     pub(crate) item: Option<Pace>,
+    /// If the stream may not be idle for ever.
+    pub(crate) idle: Option<IdleWatch>,
     _open: Share,
 }
 
@@ -86,7 +99,7 @@ impl Seat {
     pub(crate) fn new(stream: Stream, open: &Arc<AtomicU64>) -> Box<Self> {
         let mut open = Share::of(open);
         open.set(1);
-        Box::new(Self { stream: Arc::new(stream), item: None, _open: open })
+        Box::new(Self { stream: Arc::new(stream), item: None, idle: None, _open: open })
     }
 }
 
@@ -135,6 +148,9 @@ impl Stream {
             kept: Kept::default(),
             sender: None,
             receiver: None,
+            pace: None,
+            turn: None,
+            moved: false,
             closed: None,
             cut_short: false,
             held: Share::of(held),
@@ -166,7 +182,8 @@ impl Stream {
         state.inflow.give(grant);
         let to_writer = !state.in_writer && !state.outflow.queue.is_empty();
         state.in_writer |= to_writer;
-        Found { grant, to_writer }
+        let turn = state.turn.as_ref().map(|(at, _)| *at);
+        Found { grant, to_writer, turn }
     }
 
     /// Moves items of about a part's length into `out`. Whether there are more; the writer forgets the
@@ -176,6 +193,7 @@ impl Stream {
             let mut state = self.lock();
             let more = state.outflow.queue.take_part(out);
             state.in_writer = more;
+            state.moved = true;
             state.note_held();
             (more, state.ready_sender())
         };
@@ -240,6 +258,7 @@ impl Stream {
         let waker = {
             let mut state = self.lock();
             let wakes = change(&mut state)?;
+            state.moved = true;
             state.note_held();
             if wakes { state.receiver.take() } else { None }
         };
@@ -255,6 +274,30 @@ impl Stream {
         };
         wake(waker);
         Ok(paid)
+    }
+
+    /// Has the service handed items as `pace` says; before it begins.
+    pub(crate) fn set_pace(&self, pace: ItemPace) {
+        self.lock().pace = Some(Box::new(pace));
+    }
+
+    /// Wakes a service that may be handed its next item at `now`. If it may not, when it may.
+    pub(crate) fn wake_in_turn(&self, now: Instant) -> Option<Instant> {
+        let (due, next) = {
+            let mut state = self.lock();
+            let due = state.turn.take_if(|(at, _)| *at <= now);
+            (due, state.turn.as_ref().map(|(at, _)| *at))
+        };
+        wake(due.map(|(_, waker)| waker));
+        next
+    }
+
+    /// Whether anything happened since this was asked last. A service that has items, or owes nothing but the
+    /// answer, is at work.
+    pub(crate) fn has_moved(&self) -> bool {
+        let mut state = self.lock();
+        let answers = !self.kind.server_sends() && state.inflow.has_ended();
+        mem::take(&mut state.moved) || state.kept.is_at_work() || answers
     }
 
     /// Whether parts of an item are to come.
@@ -313,6 +356,7 @@ impl Stream {
                 return Err(Status::internal("an item was put into a stream without asking whether there is room"));
             }
             state.outflow.push(batch, items, charged);
+            state.moved = true;
             state.note_held();
         }
         self.list();
@@ -344,6 +388,8 @@ impl Stream {
     pub(crate) fn poll_take(&self, intake: &mut Intake, waker: &Waker) -> Poll<Result<bool, Status>> {
         let mut state = self.lock();
         let come = intake.refill(&mut state.inflow);
+        // That the service is through with what it had counts as well.
+        state.moved |= state.kept.is_at_work();
         state.kept.all_taken(self.windows.server);
         if come {
             state.note_held();
@@ -357,6 +403,24 @@ impl Stream {
             return Poll::Ready(Err(why.clone()));
         }
         remember(&mut state.receiver, waker);
+        Poll::Pending
+    }
+
+    /// How fast the service is to be handed items, if not as they come.
+    pub(crate) fn take_pace(&self) -> Option<Box<ItemPace>> {
+        self.lock().pace.take()
+    }
+
+    /// Waits until `at`, when `waker` is woken; or says why the stream was closed.
+    pub(crate) fn poll_turn(&self, at: Instant, waker: &Waker) -> Poll<Status> {
+        {
+            let mut state = self.lock();
+            if let Some(why) = &state.closed {
+                return Poll::Ready(why.clone());
+            }
+            state.turn = Some((at, waker.clone()));
+        }
+        self.list();
         Poll::Pending
     }
 
@@ -395,14 +459,14 @@ impl State {
         if self.is_ready() { self.sender.take() } else { None }
     }
 
-    fn close(&mut self, why: &Status) -> [Option<Waker>; 2] {
+    fn close(&mut self, why: &Status) -> [Option<Waker>; 3] {
         self.closed.get_or_insert_with(|| why.clone());
         self.outflow.queue.clear();
         self.cut_short |= !self.inflow.has_ended() || !self.inflow.is_empty();
         self.inflow.close();
         self.kept.closed();
         self.note_held();
-        [self.sender.take(), self.receiver.take()]
+        [self.sender.take(), self.receiver.take(), self.turn.take().map(|(_, waker)| waker)]
     }
 
     fn note_held(&mut self) {

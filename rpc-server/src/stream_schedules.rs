@@ -5,6 +5,7 @@ use std::{
     future::poll_fn,
     sync::Arc,
     task::{Context, Poll},
+    time::Instant,
 };
 
 use rpc_codec::{CallKind, Intake, SendBounds, charge, encode_item};
@@ -207,5 +208,28 @@ fn a_receiver_of_a_stream_that_is_closed_has_all_of_it_or_is_told_that_it_has_no
         receiver.join().unwrap();
         stream.stop_receiving();
         assert_eq!(whole.snapshot().held, 0, "nothing is kept of it");
+    });
+}
+
+#[test]
+fn a_receiver_that_waits_for_its_turn_is_woken_by_it_and_when_the_stream_is_closed() {
+    under_schedules(|| {
+        let ready = Arc::new(Ready::default());
+        let (stream, at) = (stream(&ready), Instant::now());
+        let receiver = {
+            let (stream, mut woken) = (Arc::clone(&stream), false);
+            thread::spawn(move || {
+                block_on(poll_fn(|cx| match std::mem::replace(&mut woken, true) {
+                    true => Poll::Ready(()),
+                    false => stream.poll_turn(at, cx.waker()).map(drop),
+                }));
+            })
+        };
+        if thread_rng().r#gen() {
+            stream.close(&Status::cancelled("closed"));
+        } else {
+            block_on(poll_fn(|cx| look(&stream, &ready, cx, |stream, _, _| stream.wake_in_turn(at).is_none())));
+        }
+        receiver.join().unwrap();
     });
 }

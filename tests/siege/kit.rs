@@ -323,6 +323,9 @@ fn figures(handle: &ServerHandle, probe: &Probe) -> String {
     say("handshakes", snapshot.handshakes);
     say("buffered", snapshot.buffered_bytes);
     say("inbound", snapshot.inbound_bytes);
+    say("streams", snapshot.streams);
+    say("stream bytes", snapshot.stream_bytes);
+    say("body bytes", snapshot.body_bytes);
     say("panics", snapshot.panics);
     say("demoted", snapshot.methods_demoted);
     say("protocol errors", snapshot.protocol_errors);
@@ -455,15 +458,20 @@ pub(crate) struct Polite {
 
 impl Polite {
     pub(crate) fn start(server: &Server) -> Self {
+        Self::sharing(Client::new(server.address.to_string()))
+    }
+
+    /// A client whose connection others use as well.
+    pub(crate) fn sharing(client: Client) -> Self {
         let times = Arc::new(Mutex::new(Histogram::new(3).expect("three digits can be had")));
         let over = Arc::new(AtomicBool::new(false));
-        let (address, shared) = (server.address.to_string(), (Arc::clone(&times), Arc::clone(&over)));
+        let shared = (Arc::clone(&times), Arc::clone(&over));
         let thread = thread::spawn(move || {
             if is_full() {
                 Standing::Polite.take();
             }
             let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(call_politely(&Client::new(address), &shared.0, &shared.1));
+            runtime.block_on(call_politely(&client, &shared.0, &shared.1));
         });
         let machine = Machine::watch(PACE, || {
             if is_full() {

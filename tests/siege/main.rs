@@ -1,5 +1,5 @@
 //! Sieges over real sockets: a thousand who never read, five thousand who dribble, floods, junk, more calls than
-//! there is room for, and servers that are restarted under load. Whatever peers do costs them, and nobody else.
+//! there is room for, long streams, and servers that are restarted under load. Whatever peers do costs them, and nobody else.
 //!
 //! They are small, and measure little, unless `SLUICEGATE_SIEGE=full` asks for the sizes that the
 //! figures are about; that takes a quarter of an hour, optimised:
@@ -22,6 +22,7 @@ mod machine;
 mod overload;
 mod restarts;
 mod slow;
+mod streams;
 
 use std::time::Duration;
 

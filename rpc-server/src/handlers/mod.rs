@@ -1,5 +1,6 @@
 //! The handlers that a server's pipeline has by default, in their order: deadline, priority, rate
-//! of the connection, of the tenant, of the server, concurrency; and that of blocking calls, if there are any.
+//! of the connection, of the tenant, of the server, concurrency; that of blocking calls, if there are any, and those
+//! that pace the items of clients.
 //!
 //! Where there are more limits of calls in flight than those of the connection and of the server, one
 //! handler takes them all, and it is called `concurrency` as well.
@@ -8,6 +9,7 @@ mod blocking;
 mod concurrency;
 mod deadline;
 mod group;
+mod item_rate;
 mod priority;
 mod rate;
 mod tenant_rate;
@@ -19,6 +21,7 @@ pub(crate) use concurrency::explain;
 pub use deadline::DeadlineHandler;
 pub(crate) use deadline::expired;
 pub(crate) use group::GroupHandler;
+pub use item_rate::ItemRateHandler;
 pub(crate) use priority::PriorityHandler;
 pub use rate::RateHandler;
 pub(crate) use rate::with_jitter;

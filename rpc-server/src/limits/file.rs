@@ -21,6 +21,8 @@ use crate::ServerBuilder;
 ///     max_concurrent_calls_per_connection = 16
 ///     rate = { per_second = 200, burst = 400 }
 ///     rate_per_connection = { tokens = 600, interval_ms = 60_000, burst = 10 }
+///     item_rate_per_connection = { per_second = 1_000 }
+///     stream_idle_timeout_ms = 60_000
 ///     wait_queue = { max_waiting = 128, max_wait_ms = 500 }
 ///     max_bytes_in_flight = 100_000_000
 ///     shed_by_priority = true
@@ -59,6 +61,9 @@ pub struct LimitsFile {
     max_bytes_in_flight: Option<u64>,
     rate: Option<RateEntry>,
     rate_per_connection: Option<RateEntry>,
+    item_rate: Option<RateEntry>,
+    item_rate_per_connection: Option<RateEntry>,
+    stream_idle_timeout_ms: Option<u64>,
     wait_queue: Option<QueueEntry>,
     concurrency_retry_delay_ms: Option<u64>,
     shed_by_priority: Option<bool>,
@@ -106,6 +111,7 @@ struct ServiceEntry {
     max_concurrent_calls: Option<u64>,
     weight: Option<u32>,
     pool: Option<String>,
+    stream_idle_timeout_ms: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -114,6 +120,7 @@ struct MethodEntry {
     max_concurrent_calls: Option<u64>,
     weight: Option<u32>,
     pool: Option<String>,
+    stream_idle_timeout_ms: Option<u64>,
     adaptive: Option<AdaptiveEntry>,
 }
 
@@ -155,6 +162,9 @@ impl LimitsFile {
         set_some(&mut config.max_bytes_in_flight, self.max_bytes_in_flight);
         set_some(&mut config.rate, self.rate.map(RateEntry::rate));
         set_some(&mut config.rate_per_connection, self.rate_per_connection.map(RateEntry::rate));
+        set_some(&mut config.item_rate, self.item_rate.map(RateEntry::rate));
+        set_some(&mut config.item_rate_per_connection, self.item_rate_per_connection.map(RateEntry::rate));
+        set_some(&mut config.stream_idle_timeout, self.stream_idle_timeout_ms.map(Duration::from_millis));
         set_some(&mut config.wait_queue, self.wait_queue.map(QueueEntry::queue));
         set(&mut config.concurrency_retry_delay, self.concurrency_retry_delay_ms.map(Duration::from_millis));
         set(&mut config.shed_by_priority, self.shed_by_priority);
@@ -165,15 +175,20 @@ impl LimitsFile {
             config.pools.retain(|(known, _)| *known != name);
             config.pools.push((name, max));
         }
-        for (name, ServiceEntry { max_concurrent_calls, weight, pool }) in self.services {
-            config.service_limits.push((name, MethodLimits { max_concurrent_calls, weight, pool }));
+        for (name, ServiceEntry { max_concurrent_calls, weight, pool, stream_idle_timeout_ms }) in self.services {
+            let stream_idle_timeout = stream_idle_timeout_ms.map(Duration::from_millis);
+            let limits = MethodLimits { max_concurrent_calls, weight, pool, stream_idle_timeout };
+            config.service_limits.push((name, limits));
         }
-        for (name, MethodEntry { max_concurrent_calls, weight, pool, adaptive }) in self.methods {
+        for (name, entry) in self.methods {
+            let MethodEntry { max_concurrent_calls, weight, pool, stream_idle_timeout_ms, adaptive } = entry;
+            let stream_idle_timeout = stream_idle_timeout_ms.map(Duration::from_millis);
             if let Some(adaptive) = adaptive {
                 config.adaptive_methods.retain(|(known, _)| *known != name);
                 config.adaptive_methods.push((name.clone(), adaptive.adaptive()));
             }
-            config.method_limits.push((name, MethodLimits { max_concurrent_calls, weight, pool }));
+            let limits = MethodLimits { max_concurrent_calls, weight, pool, stream_idle_timeout };
+            config.method_limits.push((name, limits));
         }
         set_some(&mut config.tenants, self.tenants.map(TenantsEntry::tenants));
         builder
@@ -293,7 +308,13 @@ mod tests {
             let built = Server::builder().limits(LimitsFile::from_toml(text).unwrap()).build();
             assert!(built.unwrap_err().to_string().starts_with("there is no"), "{text}");
         }
-        for text in ["max_concurrent_calls = 0", "rate = { per_second = 0 }", "wait_queue = { max_wait_ms = 0 }"] {
+        for text in [
+            "max_concurrent_calls = 0",
+            "rate = { per_second = 0 }",
+            "item_rate = { per_second = 0 }",
+            "stream_idle_timeout_ms = 0",
+            "wait_queue = { max_wait_ms = 0 }",
+        ] {
             assert!(Server::builder().limits(LimitsFile::from_toml(text).unwrap()).build().is_err(), "{text}");
         }
     }

@@ -64,6 +64,7 @@ struct OfMethod {
     pool: Option<Arc<ConcurrencyLimit>>,
     weight: u64,
     blocking: bool,
+    stream_idle_timeout: Option<Duration>,
 }
 
 /// What can be changed of queues while calls wait.
@@ -174,6 +175,11 @@ impl Limits {
     /// A method's own limit.
     pub(crate) fn of_method(&self, index: usize) -> Option<&Arc<ConcurrencyLimit>> {
         self.methods[index].own.as_ref()
+    }
+
+    /// How long a stream of this method may be idle.
+    pub(crate) fn stream_idle_timeout(&self, method: u32) -> Option<Duration> {
+        self.methods[method as usize].stream_idle_timeout
     }
 
     /// How long a call may wait, if it may.
@@ -358,6 +364,10 @@ fn of_methods(
             return Err(BuildError::Zero { setting: "the weight of a method" });
         }
         method.set_weight(weight);
+        let stream_idle_timeout = limits.stream_idle_timeout.or(config.stream_idle_timeout);
+        if stream_idle_timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return Err(BuildError::Zero { setting: "the stream_idle_timeout of a method" });
+        }
         let pool = limits.pool.map(|name| pools.get(&*name).cloned().ok_or_else(|| unknown("pool", &name)));
         let is_adaptive = config.adaptive_methods.iter().any(|(name, _)| *name == path);
         let max = limits.max_concurrent_calls;
@@ -366,6 +376,7 @@ fn of_methods(
             pool: pool.transpose()?,
             weight: weight.into(),
             blocking: method.info.is_blocking(),
+            stream_idle_timeout,
         });
     }
     Ok(all)

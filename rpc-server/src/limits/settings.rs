@@ -22,6 +22,7 @@ pub struct MethodLimits {
     pub(crate) max_concurrent_calls: Option<u64>,
     pub(crate) weight: Option<u32>,
     pub(crate) pool: Option<String>,
+    pub(crate) stream_idle_timeout: Option<Duration>,
 }
 
 impl MethodLimits {
@@ -53,12 +54,21 @@ impl MethodLimits {
         self
     }
 
+    /// How long streams of the method may be idle, see [`crate::ServerBuilder::stream_idle_timeout`], which it
+    /// replaces; `Duration::MAX` is for ever. It means nothing where calls have no items. Default: that of the server.
+    #[must_use]
+    pub fn stream_idle_timeout(mut self, timeout: Duration) -> Self {
+        self.stream_idle_timeout = Some(timeout);
+        self
+    }
+
     /// These, and where nothing is set, the others.
     pub(crate) fn or(&self, other: &Self) -> Self {
         Self {
             max_concurrent_calls: self.max_concurrent_calls.or(other.max_concurrent_calls),
             weight: self.weight.or(other.weight),
             pool: self.pool.clone().or_else(|| other.pool.clone()),
+            stream_idle_timeout: self.stream_idle_timeout.or(other.stream_idle_timeout),
         }
     }
 }

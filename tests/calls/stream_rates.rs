@@ -1,0 +1,164 @@
+//! Rates of items: a client that sends faster is slowed down, and nothing of it is refused or lost.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{FutureExt, StreamExt, stream};
+use sluicegate::{
+    Client, StatusCode,
+    limit::{Rate, RateLimit},
+    server::{Call, Decision, Handler, ServerBuilder},
+};
+use tokio::time::{Instant, sleep};
+
+use crate::support::{
+    feed::{FeedClient, FeedServer},
+    until_client_idle, within,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn paced(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> FeedServer {
+    FeedServer::with(configure).plain("it counts what comes in a time")
+}
+
+/// Sends as fast as it may until it is dropped.
+async fn send_all_the_time(client: Client) {
+    let feed: FeedClient = client.service();
+    let (mut numbers, _sum) = feed.sum(0).open().await.unwrap();
+    loop {
+        numbers.send(1).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_is_handed_items_at_the_rate_and_the_client_is_only_slowed_down() {
+    let server = paced(|builder| builder.item_rate_per_connection(Rate::per_second(100.0).burst(10)));
+    let client = server.client();
+    let feed: FeedClient = client.service();
+    let began = Instant::now();
+    assert_eq!(feed.sum(0).send_all(stream::iter(0..510)).await.unwrap(), (0..510).sum::<u64>());
+    let took = began.elapsed();
+    assert!(5 * SECOND <= took && took < 6 * SECOND, "{took:?}");
+    let snapshot = server.snapshot();
+    assert!(snapshot.items_paced > 100 && snapshot.refused.is_empty(), "{snapshot:?}");
+    drop((feed, client));
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_the_rate_is_bounded_by_the_window_and_stops_nobody_else() {
+    let server = paced(|builder| builder.item_rate_per_connection(Rate::per_second(10.0).burst(1)));
+    let client = server.client();
+    let feed: FeedClient = client.service();
+    let sending = tokio::spawn(send_all_the_time(client.clone()));
+    for _ in 0..20 {
+        sleep(SECOND).await;
+        let snapshot = server.snapshot();
+        assert!(snapshot.stream_bytes <= 65_536 && snapshot.body_bytes <= 65_536, "{snapshot:?}");
+        assert_eq!(within(feed.hello("you".to_owned())).await.unwrap(), "hello, you");
+        assert_eq!(feed.count(10).count().await, 10, "what a server sends is not limited");
+    }
+    let consumed = server.feeder.consumed();
+    assert!((180..=201).contains(&consumed), "{consumed}");
+    sending.abort();
+    drop((sending, feed, client));
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_streams_share_the_rate_of_the_server() {
+    let server = paced(|builder| builder.item_rate(Rate::per_second(1_000.0).burst(50)));
+    let sending: Vec<_> = (0..30).map(|_| tokio::spawn(send_all_the_time(server.client()))).collect();
+    sleep(10 * SECOND).await;
+    let consumed = server.feeder.consumed();
+    assert!((9_500..=10_100).contains(&consumed), "{consumed}");
+    sending.iter().for_each(|sending| sending.abort());
+    drop(sending);
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_ends_while_its_items_wait_for_the_rate_leaves_nothing_and_says_why() {
+    let server = paced(|builder| builder.item_rate_per_connection(Rate::per(1, 3_600 * SECOND).burst(1)));
+    let client = server.client();
+    let feed: FeedClient = client.service();
+    let late = feed.sum(0).timeout(SECOND).send_all(stream::iter(0..10)).await.unwrap_err();
+    assert_eq!(late.code(), StatusCode::DeadlineExceeded);
+    // Its service lives on in a task, and is told.
+    let elsewhere = feed.sum_elsewhere().timeout(SECOND).send_all(stream::iter(0..10)).await.unwrap_err();
+    assert_eq!(elsewhere.code(), StatusCode::DeadlineExceeded);
+    server.until("the task hears of it", |server| server.feeder.ends().len() == 1).await;
+    assert_eq!(server.feeder.ends()[0].code(), StatusCode::DeadlineExceeded);
+    drop(feed.sum(0).send_all(stream::iter(0..10)).now_or_never());
+    until_client_idle(&client).await;
+    drop((feed, client));
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_of_items_is_changed_while_they_wait() {
+    let server = paced(|builder| {
+        let hour = Rate::per(1, 3_600 * SECOND).burst(1);
+        builder.item_rate(hour).item_rate_per_connection(hour)
+    });
+    let client = server.client();
+    let feed: FeedClient = client.service();
+    let sum = tokio::spawn(feed.sum(0).send_all(stream::iter(0..100)));
+    server.until("the first one is there", |server| server.feeder.consumed() == 1).await;
+    let limits = server.harness.handle.limits();
+    let fast = Rate::per_second(1_000_000.0).burst(100);
+    for name in ["global item rate", "connection item rate"] {
+        limits.set_rate(name, fast).unwrap();
+    }
+    let began = Instant::now();
+    // What a bucket owes stays owed as far as the new rate could owe it.
+    assert_eq!(within(sum).await.unwrap().unwrap(), (0..100).sum::<u64>());
+    assert!(began.elapsed() <= 2 * SECOND, "{:?}", began.elapsed());
+    let unlimited = FeedServer::new();
+    assert!(unlimited.harness.handle.limits().set_rate("global item rate", fast).is_err());
+    drop((feed, client));
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_paces_no_stream() {
+    let server = paced(|builder| builder.item_rate(Rate::per(1, 3_600 * SECOND).burst(1)));
+    server.harness.handle.limits().set_dry_run(true);
+    let client = server.client();
+    let feed: FeedClient = client.service();
+    assert_eq!(within(feed.sum(0).send_all(stream::iter(0..1_000))).await.unwrap(), (0..1_000).sum::<u64>());
+    drop((feed, client));
+    server.assert_idle().await;
+}
+
+/// Paces by the name of the customer.
+struct ByCustomer(Arc<RateLimit>);
+
+impl Handler for ByCustomer {
+    fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
+        if call.metadata().get_str("customer") == Some("small") {
+            call.pace_items(Arc::clone(&self.0));
+        }
+        Decision::Pass
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_of_ones_own_paces_the_streams_it_means() {
+    let server = paced(|builder| {
+        let limit = Arc::new(RateLimit::new("small", Rate::per_second(10.0).burst(1)).unwrap());
+        builder.pipeline(move |pipeline, _| {
+            pipeline.add_first("by customer", ByCustomer(Arc::clone(&limit)));
+        })
+    });
+    let client = server.client();
+    let feed: FeedClient = client.service();
+    let began = Instant::now();
+    assert_eq!(feed.sum(0).send_all(stream::iter(0..100)).await.unwrap(), (0..100).sum::<u64>());
+    assert!(began.elapsed() < SECOND);
+    let small = feed.sum(0).metadata("customer", "small").send_all(stream::iter(0..51));
+    assert_eq!(small.await.unwrap(), (0..51).sum::<u64>());
+    assert!(began.elapsed() >= 5 * SECOND);
+    drop((feed, client));
+    server.assert_idle().await;
+}
