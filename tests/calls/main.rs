@@ -41,6 +41,8 @@ mod odd_values;
 mod panic_answers;
 mod panics;
 mod refused;
+#[cfg(feature = "config")]
+mod settings;
 mod sizes;
 mod stream_budget;
 mod stream_credit;
