@@ -13,7 +13,8 @@ use crate::{
 
 /// The settings of a server as a file has them, for [`ServerBuilder::settings`].
 ///
-/// The names are those of the methods of [`ServerBuilder`]. Whatever is left out stays as the builder has it, and what
+/// The names are those of the methods of [`ServerBuilder`]; limits of methods stand under `methods`, `services` and `pools`.
+/// Whatever is left out stays as the builder has it, and what
 /// is there is taken over what was set before; of a method's limits, each field by itself. Names that do not exist
 /// are errors: of settings when the file is read, of services, methods and pools when the server is built. So are
 /// settings that do not go together, as they are without a file.

@@ -2,7 +2,7 @@
 //! client that asks twice and takes the answer that is there first.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     io,
     net::{IpAddr, SocketAddr},
     sync::{Arc, Weak},
@@ -47,9 +47,9 @@ impl Listener for OnePerAddress {
         loop {
             let (socket, peer) = self.listener.accept().await?;
             self.connected.retain(|_, connection| connection.strong_count() > 0);
-            if !self.connected.contains_key(&peer.ip()) {
+            if let Entry::Vacant(place) = self.connected.entry(peer.ip()) {
                 let address = Arc::new(peer.ip());
-                self.connected.insert(peer.ip(), Arc::downgrade(&address));
+                place.insert(Arc::downgrade(&address));
                 self.last = Some(address);
                 return Ok((socket, Some(peer)));
             }
