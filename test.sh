@@ -36,6 +36,13 @@ packages=$(cargo tree --package sluicegate --edges normal --prefix none --locked
 echo "$packages packages, at most 65"
 [ "$packages" -le 65 ]
 
+step "packages as they would be published"
+# Without what a registry answers, and without building them: only what is in them and said of them.
+if ! packaged=$(cargo package --no-verify --allow-dirty --offline --locked 2>&1) || grep '^warning' <<<"$packaged"; then
+    echo "$packaged" >&2
+    exit 1
+fi
+
 # Runs beside the tests, which leave a core idle now and then. Where the target is named, flags do not count for
 # macros and build scripts, which then are those that all the rest has.
 apart() {

@@ -1,4 +1,4 @@
-//! A server whose figures Prometheus can fetch, with limits from TOML, and a client that asks too much.
+//! A server whose figures Prometheus can fetch, with its settings from TOML, and a client that asks too much.
 //!
 //! `cargo run --release --example metrics --features metrics,config`, and meanwhile
 //! `curl http://127.0.0.1:9090/metrics`.
@@ -6,14 +6,14 @@
 use std::{error::Error, time::Duration};
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use sluicegate::{Client, Server, server::LimitsFile};
+use sluicegate::{Client, Server, server::ServerSettings};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
     time::{sleep, timeout},
 };
 
-const LIMITS: &str = r#"
+const SETTINGS: &str = r#"
     max_concurrent_calls = 64
     wait_queue = { max_waiting = 128 }
     rate = { per_second = 200, burst = 400 }
@@ -46,7 +46,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let recorder = PrometheusBuilder::new().install_recorder()?;
     let server = Server::builder()
         .service(ReportsServer::new(Slow))
-        .limits(LimitsFile::from_toml(LIMITS)?)
+        .settings(ServerSettings::from_toml(SETTINGS)?)
         .measure_calls(true)
         .build()?;
     let bound = server.bind("127.0.0.1:0").await?;

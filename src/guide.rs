@@ -1,6 +1,6 @@
 //! The guide: from a trait to a service in production, a chapter each. All of its code runs as tests.
 //!
-//! [Define](#define) · [Serve](#serve) · [Call](#call) · [Limit](#limit) · [Errors](#errors) · [Extend](#extend) ·
+//! [Define](#define) · [Serve](#serve) · [Call](#call) · [Stream](#stream) · [Limit](#limit) · [Errors](#errors) · [Extend](#extend) ·
 //! [Observe](#observe) · [Test](#test) · [Deploy](#deploy) · [Evolve](#evolve)
 //!
 //! # Define
@@ -43,7 +43,8 @@
 //! # Serve
 //!
 //! Implement the trait with plain `async fn`s, and give the server type to a [`Server`](crate::Server).
-//! One server may have several services; clones of an `Arc` share what they need.
+//! One server may have several services. All calls share the one that was given, so what changes is behind a `Mutex` or
+//! the like; what the rest of the program uses as well is in an `Arc`, and is given by `GreeterServer::from_arc`.
 //!
 //! ```
 //! # #[sluicegate::service]
@@ -134,6 +135,97 @@
 //!
 //! A program without a runtime waits: `greeter.greet(name).wait()?`, see
 //! [`Call::wait`](crate::client::Call::wait).
+//!
+//! # Stream
+//!
+//! The types of a method say which ways items go. A parameter [`Streaming`](crate::Streaming) is what the client sends;
+//! a parameter [`ItemSender`](crate::ItemSender), or a returned [`Stream`](crate::Stream), what the server does. It is
+//! one call all the same: one permit until the last item is written, one deadline, one outcome, on both sides.
+//!
+//! ```
+//! # use sluicegate::{Server, testing::InMemory};
+//! use futures::{StreamExt, TryStreamExt, stream};
+//! use sluicegate::{ItemSender, Status, Stream, Streaming};
+//!
+//! #[sluicegate::service]
+//! trait Readings {
+//!     /// From the server, one by one; or from a stream that is there already.
+//!     async fn since(&self, hour: u32, out: ItemSender<u32>) -> Result<(), Status>;
+//!     async fn all(&self) -> Result<impl Stream<Item = Result<u32, Status>> + Send, Status>;
+//!     /// From the client: arguments first, items behind them.
+//!     async fn record(&self, station: String, readings: Streaming<u32>) -> Result<u64, Status>;
+//!     /// Both ways.
+//!     async fn smooth(&self, readings: Streaming<u32>, out: ItemSender<u32>) -> Result<(), Status>;
+//! }
+//!
+//! struct Station;
+//!
+//! impl Readings for Station {
+//!     async fn since(&self, hour: u32, mut out: ItemSender<u32>) -> Result<(), Status> {
+//!         for reading in hour.. {
+//!             // Waits while the client takes none, and fails when it has gone.
+//!             out.send(reading).await?;
+//!         }
+//!         Ok(())
+//!     }
+//!
+//!     async fn all(&self) -> Result<impl Stream<Item = Result<u32, Status>> + Send, Status> {
+//!         Ok(stream::iter([Ok(1), Ok(2), Err(Status::data_loss("the rest is lost"))]))
+//!     }
+//!
+//!     async fn record(&self, station: String, mut readings: Streaming<u32>) -> Result<u64, Status> {
+//!         if station.is_empty() {
+//!             // Before the client's end: it is told at once, and sends no more.
+//!             return Err(Status::invalid_argument("which station?"));
+//!         }
+//!         let mut count = 0;
+//!         while readings.message().await?.is_some() {
+//!             count += 1;
+//!         }
+//!         Ok(count)
+//!     }
+//!
+//!     async fn smooth(&self, mut readings: Streaming<u32>, mut out: ItemSender<u32>) -> Result<(), Status> {
+//!         let mut last = None;
+//!         while let Some(reading) = readings.message().await? {
+//!             out.send((last.replace(reading).unwrap_or(reading) + reading) / 2).await?;
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let server = InMemory::new(Server::builder().service(ReadingsServer::new(Station)).build()?);
+//! # let readings: ReadingsClient = server.client().service();
+//! // What the server sends is a stream. To drop it stops the producer, wherever it is.
+//! let first: Vec<u32> = readings.since(7).take(3).try_collect().await?;
+//! assert_eq!(first, [7, 8, 9]);
+//!
+//! // An error comes behind the items that were sent before it.
+//! let mut all = readings.all();
+//! assert_eq!((all.message().await?, all.message().await?), (Some(1), Some(2)));
+//! assert_eq!(all.message().await.unwrap_err().to_string(), "data loss: the rest is lost");
+//!
+//! // What the client sends comes from a stream, or goes into a sink.
+//! assert_eq!(readings.record("north".to_owned()).send_all(stream::iter(0..10)).await?, 10);
+//! let (mut up, mut down) = readings.smooth().open().await?;
+//! up.send(10).await?;
+//! up.send(20).await?;
+//! up.end(); // To drop it before its end gives the call up.
+//! assert_eq!((down.message().await?, down.message().await?), (Some(10), Some(15)));
+//! assert_eq!(down.message().await?, None);
+//! # drop((readings, down, all));
+//! # server.assert_idle().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Producers are paced by credit in bytes: who does not read stops its own stream and nothing else, and neither end
+//! holds more of one than a window (`stream_window` on both builders) and an item. A window wants to be as long as the
+//! way there and back times the speed that one stream shall reach. Several streams share a connection in turns.
+//! Options of a call, its deadline and metadata are set in front of `send_all`, `open` or the first item. A deadline
+//! is that of the whole stream, so give long ones none, and drop them. `docs/decisions/streams.md` says how it works.
 //!
 //! # Limit
 //!
@@ -287,6 +379,7 @@
 //! let server = Server::builder().service(GreeterServer::new(Slow)).max_concurrent_calls(1).build().unwrap();
 //! let server = InMemory::new(server);
 //! let greeter: GreeterClient = server.client().service();
+//! // Biased: otherwise the second might be sent first.
 //! let (served, refused) = tokio::join!(biased; greeter.greet("a".to_owned()), greeter.greet("b".to_owned()));
 //! assert!(served.is_ok());
 //! assert!(refused.unwrap_err().refused().is_some_and(|refused| refused.limit() == Some("global")));
@@ -299,6 +392,8 @@
 //!
 //! # Deploy
 //!
+//! - **Configuring**: with the feature `config`, `ServerSettings` and `ClientSettings` are the builders' settings in TOML,
+//!   or as a part of your own file; what is misspelt, and what does not go together, is an error that names it.
 //! - **Limits are per process.** Ten servers with a limit of 64 run 640 calls.
 //! - **Stopping**: `serve_until` a signal. Set `shutdown_notice` to the time in which a balancer notices that
 //!   the health says "draining", and `drain_grace` to what the longest call may take.

@@ -98,7 +98,7 @@
 //! ```
 //!
 //! The guide, a module of these docs where all features are on (`cargo doc --all-features --open`), goes on from here: define, serve, call,
-//! limit, observe, test, deploy, evolve.
+//! stream, limit, observe, test, deploy, evolve.
 //!
 //! # Features
 //!
@@ -106,7 +106,7 @@
 //! |---|---|
 //! | `server`, `client`, `macros` | both ends and the macros; on by default |
 //! | `json`, `messagepack`, `postcard` | codecs beside bincode |
-//! | `config` | limits from TOML |
+//! | `config` | settings of servers and clients from TOML, or from whatever else serde reads |
 //! | `metrics` | the server's figures for the `metrics` facade |
 //! | `testing` | the module `testing`: a server and its clients in memory |
 //! | `tower` | layers of tower around services and around clients |

@@ -22,7 +22,7 @@ use crate::{
 /// Settings of a client to be.
 #[must_use = "a builder does nothing until it is built"]
 pub struct ClientBuilder {
-    config: Config,
+    pub(crate) config: Config,
     peer: Arc<str>,
     target: Target,
     #[cfg(feature = "tower")]
@@ -77,7 +77,7 @@ impl ClientBuilder {
     /// The longest frame taken from the server in bytes, at least 64 KiB. Longer bodies come in parts.
     /// Default: 256 KiB.
     pub fn max_frame(mut self, bytes: u32) -> Self {
-        self.config.max_frame = bytes.max(64 * 1024);
+        self.config.max_frame = bytes.max(MIN_FRAME);
         self
     }
 
@@ -128,6 +128,12 @@ impl ClientBuilder {
     pub fn wait_for_ready(mut self, wait: bool) -> Self {
         self.config.wait_for_ready = wait;
         self
+    }
+
+    /// Sets what a file has, over what was set before.
+    #[cfg(feature = "config")]
+    pub fn settings(self, settings: crate::ClientSettings) -> Self {
+        settings.apply(self)
     }
 
     /// Adds an interceptor behind those that are there: it sees every call of the client.
@@ -188,6 +194,8 @@ impl fmt::Debug for ClientBuilder {
 }
 
 /// A PING more often than this is a flood of our own.
-const MIN_KEEPALIVE: Duration = Duration::from_millis(10);
+pub(crate) const MIN_KEEPALIVE: Duration = Duration::from_millis(10);
+/// One part and its head, with room to spare.
+pub(crate) const MIN_FRAME: u32 = 64 * 1024;
 /// With less, no attempt could succeed, and one would follow the other without a pause.
-const MIN_WAIT: Duration = Duration::from_millis(1);
+pub(crate) const MIN_WAIT: Duration = Duration::from_millis(1);

@@ -27,6 +27,8 @@ mod hello;
 mod parts;
 pub mod payload;
 mod queued;
+#[cfg(feature = "config")]
+pub mod settings;
 mod typed_details;
 
 pub use decoder::{Decoded, FrameDecoder};

@@ -83,7 +83,7 @@ fn server(service: &Service) -> TokenStream {
         #allow_deprecated
         #[allow(dead_code)]
         impl<#parameter: #ident> #server<#parameter> {
-            /// Serves `service`.
+            /// Serves `service`. One that is in an `Arc` already goes to [`Self::from_arc`].
             #[must_use]
             #vis fn new(service: #parameter) -> Self {
                 Self::from_arc(::std::sync::Arc::new(service))

@@ -25,8 +25,8 @@ pub struct ServerBuilder {
     pub(crate) config: Config,
     methods: Methods,
     initializer: Option<Initializer>,
-    health: bool,
-    describe: bool,
+    pub(crate) health: bool,
+    pub(crate) describe: bool,
 }
 
 impl Server {
@@ -160,10 +160,10 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets the limits that a file has, over what was set before.
+    /// Sets what a file has, over what was set before.
     #[cfg(feature = "config")]
-    pub fn limits(self, file: crate::LimitsFile) -> Self {
-        file.apply(self)
+    pub fn settings(self, settings: crate::ServerSettings) -> Self {
+        settings.apply(self)
     }
 
     /// Calls per second in the whole server. Default: no limit.

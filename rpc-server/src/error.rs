@@ -53,6 +53,12 @@ pub enum BuildError {
         /// Its name.
         name: String,
     },
+    /// A limit is set for what no limit counts.
+    #[error("no limit counts calls of {name}, so it cannot have one")]
+    Exempt {
+        /// The name of the service, or the path of the method.
+        name: String,
+    },
     /// Two limits would have one name.
     #[error("a limit named {name} is there already")]
     NameTaken {

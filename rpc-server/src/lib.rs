@@ -64,6 +64,8 @@ mod ready;
 mod schedules;
 mod scratch;
 mod server;
+#[cfg(feature = "config")]
+mod settings;
 mod stream;
 #[cfg(all(test, shuttle))]
 mod stream_schedules;
@@ -84,14 +86,16 @@ pub use call::Call;
 pub use error::{BindError, BuildError};
 pub use gauges::Snapshot;
 pub use limits::{Adaptive, MethodLimits, TenantLimits, Tenants, TenantsSnapshot, WaitQueue};
-#[cfg(feature = "config")]
-pub use limits::{LimitsFile, LimitsFileError};
 pub use live::{ChangeError, LimitInfo, LiveLimits};
 pub use method::{MethodInfo, MethodOptions, Service, ServiceMethods};
 pub use outlet::Outlet;
 pub use peer::{Holder, HolderState};
 pub use pipeline::{Answer, CallInfo, Decision, Handler, Interest, Outbound, Pipeline};
+#[cfg(feature = "config")]
+pub use rpc_codec::settings::SettingsError;
 pub use rpc_codec::{CallKind, Coded, DecodeItem, EncodeItem, Plain};
 pub use server::{BoundServer, CutCall, Drained, Server, ServerHandle, SetRateError};
+#[cfg(feature = "config")]
+pub use settings::ServerSettings;
 #[cfg(unix)]
 pub use unix::{BoundUnixServer, UnixPeer};

@@ -106,15 +106,14 @@ async fn three_lines_are_sixty_four_at_once_128_that_wait_and_200_a_second_behin
 }
 
 #[test]
-fn the_page_on_limits_lists_every_reason_with_its_code() {
-    let page = include_str!("../../docs/limits.md");
-    let rows: Vec<_> = page
+fn the_page_on_limits_leads_to_the_one_table_of_reasons() {
+    let limits = include_str!("../../docs/limits.md");
+    let heading = include_str!("../../docs/errors.md")
         .lines()
-        .filter_map(|line| line.strip_prefix("| "))
-        .filter_map(|row| row.split_once(" | "))
-        .filter(|(reason, _)| reason.chars().all(|c| c.is_ascii_uppercase() || c == '_'))
-        .map(|(reason, rest)| (reason, rest.split(' ').next().unwrap_or_default()))
-        .collect();
-    let reasons: Vec<_> = RefusalReason::ALL.iter().map(|reason| (reason.name(), reason.code().name())).collect();
-    assert_eq!(rows, reasons);
+        .filter_map(|line| line.strip_prefix("## "))
+        .find(|heading| heading.starts_with("Reasons"))
+        .expect("errors.md has the table");
+    let anchor = heading.to_lowercase().replace(' ', "-");
+    assert!(limits.contains(&format!("(errors.md#{anchor})")), "{anchor}");
+    assert!(RefusalReason::ALL.iter().all(|reason| !limits.contains(&format!("| {} |", reason.name()))));
 }

@@ -23,6 +23,9 @@ mod errors;
 mod evolving;
 mod exits;
 mod extensions;
+mod familiar_greeter;
+mod familiar_route_guide;
+mod familiar_world;
 mod late_frames;
 mod limit_changes;
 mod limit_equivalents;
@@ -38,6 +41,8 @@ mod odd_values;
 mod panic_answers;
 mod panics;
 mod refused;
+#[cfg(feature = "config")]
+mod settings;
 mod sizes;
 mod stream_budget;
 mod stream_credit;

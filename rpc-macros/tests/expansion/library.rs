@@ -29,7 +29,7 @@ pub struct LibraryServer<S1> {
 }
 #[allow(dead_code)]
 impl<S1: Library> LibraryServer<S1> {
-    /// Serves `service`.
+    /// Serves `service`. One that is in an `Arc` already goes to [`Self::from_arc`].
     #[must_use]
     pub fn new(service: S1) -> Self {
         Self::from_arc(::std::sync::Arc::new(service))

@@ -1,7 +1,7 @@
 //! The limits of calls in flight that the connections of a server share, and how they go together.
 
 #[cfg(feature = "config")]
-mod file;
+pub(crate) mod file;
 mod names;
 mod settings;
 mod tenants;
@@ -17,8 +17,6 @@ use std::{
 
 use rpc_core::limit::{ConcurrencyLimit, PriorityGate, Rate, RateLimit};
 
-#[cfg(feature = "config")]
-pub use file::{LimitsFile, LimitsFileError};
 pub use settings::{Adaptive, MethodLimits, WaitQueue};
 pub use tenants::{TenantLimits, Tenants, TenantsSnapshot};
 
@@ -335,6 +333,16 @@ pub(crate) fn limits_of(config: &Config, method: &Method) -> MethodLimits {
         .or(&method.service_limits)
 }
 
+/// A name of those that have limits and that none counts: it would be accepted without effect.
+fn exempt_with_limits<'a>(config: &'a Config, methods: &Methods) -> Option<&'a str> {
+    let limits = config.service_limits.iter().chain(&config.method_limits).map(|(name, _)| name);
+    let mut names = limits.chain(config.adaptive_methods.iter().map(|(name, _)| name)).map(String::as_str);
+    names.find(|name| {
+        let is_named = |path: &str| path == *name || service_of(path) == *name;
+        methods.iter().any(|method| method.info.is_exempt() && is_named(method.info.path()))
+    })
+}
+
 fn service_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(service, _)| service)
 }
@@ -354,6 +362,9 @@ fn of_methods(
     }
     if let Some((name, _)) = config.method_limits.iter().find(|(name, _)| !paths.contains(name)) {
         return Err(unknown("method", name));
+    }
+    if let Some(name) = exempt_with_limits(config, methods) {
+        return Err(BuildError::Exempt { name: name.to_owned() });
     }
     let mut all = Vec::new();
     for method in methods.iter_mut() {

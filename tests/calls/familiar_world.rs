@@ -1,0 +1,126 @@
+//! The example of tarpc: a greeting that names its caller's address, one connection for each address, ten in all, and a
+//! client that asks twice and takes the answer that is there first.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Weak},
+};
+
+use sluicegate::{Client, Context, Executed, Extensions, Server, StatusCode, server::Listener};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::support::{assert_idle_soon, within};
+
+#[sluicegate::service]
+trait World {
+    async fn hello(&self, ctx: Context, name: String) -> String;
+}
+
+struct Hello;
+
+impl World for Hello {
+    async fn hello(&self, ctx: Context, name: String) -> String {
+        if name.ends_with("for ever") {
+            std::future::pending::<()>().await;
+        }
+        format!("Hello, {name}! You are connected from {:?}.", ctx.peer())
+    }
+}
+
+fn server() -> Server {
+    Server::builder().service(WorldServer::new(Hello)).max_connections(10).build().expect("the settings are good")
+}
+
+/// Takes one connection from each address at a time. That of a connection lies beside it for as long as it is there.
+struct OnePerAddress {
+    listener: TcpListener,
+    connected: HashMap<IpAddr, Weak<IpAddr>>,
+    last: Option<Arc<IpAddr>>,
+}
+
+impl Listener for OnePerAddress {
+    type Transport = TcpStream;
+
+    async fn accept(&mut self) -> io::Result<(TcpStream, Option<SocketAddr>)> {
+        loop {
+            let (socket, peer) = self.listener.accept().await?;
+            self.connected.retain(|_, connection| connection.strong_count() > 0);
+            if let Entry::Vacant(place) = self.connected.entry(peer.ip()) {
+                let address = Arc::new(peer.ip());
+                place.insert(Arc::downgrade(&address));
+                self.last = Some(address);
+                return Ok((socket, Some(peer)));
+            }
+        }
+    }
+
+    fn known(&mut self, _: &TcpStream) -> Extensions {
+        let mut known = Extensions::new();
+        known.insert(self.last.take());
+        known
+    }
+}
+
+#[tokio::test]
+async fn a_greeting_names_its_caller_and_of_two_the_slower_is_given_up() {
+    let bound = server().bind("127.0.0.1:0").await.unwrap();
+    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let serving = tokio::spawn(bound.serve());
+    let world: WorldClient = Client::new(address).service();
+    let greeting = within(async {
+        tokio::select! {
+            greeting = world.hello("Stim".to_owned()) => greeting,
+            greeting = world.hello("Stim, for ever".to_owned()) => greeting,
+        }
+    });
+    let greeting = greeting.await.unwrap();
+    assert!(greeting.starts_with("Hello, Stim! You are connected from Some(127.0.0.1:"), "{greeting}");
+    drop(world);
+    assert_idle_soon(&handle).await;
+    handle.shutdown();
+    assert!(within(serving).await.unwrap().cut.is_empty());
+}
+
+#[tokio::test]
+async fn one_address_has_one_connection_and_the_next_when_that_is_gone() {
+    let server = server();
+    let handle = server.handle();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let listener = OnePerAddress { listener, connected: HashMap::new(), last: None };
+    let serving = tokio::spawn(async move { server.serve_with(listener).await });
+    let first: WorldClient = Client::new(address.clone()).service();
+    within(first.hello("one".to_owned())).await.unwrap();
+    let second: WorldClient = Client::new(address.clone()).service();
+    let error = within(second.hello("two".to_owned())).await.unwrap_err();
+    assert_eq!(error.code(), StatusCode::Unavailable, "{error}");
+    drop((first, second));
+    assert_idle_soon(&handle).await;
+    let third: WorldClient = Client::new(address).service();
+    within(third.hello("three".to_owned())).await.unwrap();
+    drop(third);
+    assert_idle_soon(&handle).await;
+    handle.shutdown();
+    within(serving).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_eleventh_connection_is_told_that_there_are_enough() {
+    let bound = server().bind("127.0.0.1:0").await.unwrap();
+    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let serving = tokio::spawn(bound.serve());
+    let mut ten: Vec<WorldClient> = (0..10).map(|_| Client::new(address.clone()).service()).collect();
+    for world in &ten {
+        within(world.hello("somebody".to_owned())).await.unwrap();
+    }
+    let eleventh: WorldClient = Client::new(address).service();
+    let error = within(eleventh.hello("me too".to_owned())).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (StatusCode::Unavailable, Executed::Never), "{error}");
+    ten.clear();
+    drop(eleventh);
+    assert_idle_soon(&handle).await;
+    handle.shutdown();
+    within(serving).await.unwrap();
+}
