@@ -41,7 +41,7 @@ pub(crate) struct OverloadArgs {
     /// Rounds of the matrix; 3 if not given, 1 with --quick.
     #[arg(long)]
     rounds: Option<usize>,
-    /// Length of each measured phase; 3 if not given, 0.2 with --quick.
+    /// Length of each measured phase; 3 if not given, 0.1 with --quick.
     #[arg(long)]
     seconds: Option<f64>,
     /// Write every figure, and every point of the charts, to this file as a line of JSON.
@@ -76,7 +76,7 @@ const CONTROLS: &str = "controls";
 
 /// Measures all that was asked for. Fails if calls were lost; a figure that misses its target is no failure.
 pub(crate) fn overload(args: &OverloadArgs) -> Result<(), BoxError> {
-    let seconds = args.seconds.unwrap_or(if args.quick { 0.2 } else { 3.0 });
+    let seconds = args.seconds.unwrap_or(if args.quick { 0.1 } else { 3.0 });
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 3 }).max(1);
     let mut json = args.json.as_ref().map(File::create).transpose()?;
     println!("{}", procfs::machine());

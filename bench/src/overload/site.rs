@@ -25,7 +25,11 @@ impl Program {
 }
 
 const SERVER_CPU: &str = "0";
-const GENERATOR_CPU: &str = "1";
+
+/// Another one, if there is one.
+fn generator_cpu() -> &'static str {
+    if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1) { "1" } else { SERVER_CPU }
+}
 
 /// A server process that takes connections; dropping it ends the process.
 #[derive(Debug)]
@@ -87,7 +91,7 @@ impl Site {
 
     /// Begins to offer what is planned.
     pub(super) fn begin(&self, plan: &Plan) -> Result<Offering, BoxError> {
-        let mut command = self.program.on(GENERATOR_CPU, "offer");
+        let mut command = self.program.on(generator_cpu(), "offer");
         command.args(["--addr", &self.addr, "--plan", &serde_json::to_string(plan)?]);
         let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         Ok(Offering { process: Some(process) })

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::pacer::Pacer;
 use super::plan::Due;
-use super::tally::Counting;
+use super::tally::{Counting, times};
 use super::{Closed, Open, Outcome, Plan, Report, Slot, SourceReport, TIME_SLOT, Work};
 use crate::harness::lock;
 use crate::{BoxError, procfs};
@@ -133,7 +133,7 @@ impl Books {
         let of_phases = || open.phases.iter().map(|_| Counting::new()).collect::<Result<_, _>>();
         let counting = open.sources.iter().map(|_| of_phases()).collect::<Result<_, BoxError>>()?;
         let slots = vec![Slot::default(); slot_of(open.len() + open.deadline) + 1];
-        let pages = Pages { counting, slots, lateness: Histogram::new(3)? };
+        let pages = Pages { counting, slots, lateness: times()? };
         Ok(Self { start, deadline: open.deadline, ended: AtomicU64::new(0), pages: Mutex::new(pages) })
     }
 
