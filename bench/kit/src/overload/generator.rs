@@ -199,7 +199,8 @@ async fn closed_loop<C: Caller>(
     }
     let (served, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let mut callers = JoinSet::new();
-    for caller in connections.iter().cycle().take(closed.callers).cloned() {
+    for caller in connections.iter().cycle().take(closed.callers) {
+        let caller = caller.clone();
         let (served, over) = (Arc::clone(&served), Arc::clone(&over));
         callers.spawn(async move {
             while !over.load(Ordering::Relaxed) {

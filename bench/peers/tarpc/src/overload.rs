@@ -74,9 +74,11 @@ impl Caller for Calling {
         match self.0.work(context, work.spin_us, work.wait_us, payload).await {
             Ok(_) => Outcome::Served,
             Err(RpcError::DeadlineExceeded) => Outcome::Expired,
-            Err(RpcError::Server(error)) if error.kind == std::io::ErrorKind::WouldBlock => {
+            // It has no code of its own for this.
+            Err(RpcError::Server(error)) if error.detail.contains("throttled") => {
                 Outcome::Refused("THROTTLED".to_owned())
             }
+            Err(RpcError::Server(error)) => Outcome::Failed(error.to_string()),
             Err(other) => Outcome::Failed(other.to_string()),
         }
     }

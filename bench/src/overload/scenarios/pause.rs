@@ -22,6 +22,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<Vec<Figure>, BoxError> {
     Ok(figures)
 }
 
+#[expect(clippy::disallowed_methods, reason = "there is no runtime, and what is to pass is time")]
 fn of(bench: &mut Bench, name: &str, settings: &Settings, want: Want) -> Result<Vec<Figure>, BoxError> {
     let capacity = bench.known_capacity(&W1)?;
     let mut site = bench.start(None, settings)?;
