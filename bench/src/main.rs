@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod contender;
+mod overload;
 mod peers;
 #[cfg(feature = "plot")]
 mod plot;
@@ -14,24 +15,30 @@ mod report;
 mod run;
 mod stacks;
 mod stats;
+mod svg;
 mod wire;
 
 use std::process::ExitCode;
 
-use bench_kit::program::{self, LoadArgs, ServeArgs};
+use bench_kit::program::{self, GuardArgs, LoadArgs, OfferArgs, ServeArgs};
 use bench_kit::workload::WORKLOADS;
 use clap::{Parser, Subcommand};
 
+use crate::overload::{DrawArgs, OverloadArgs};
 use crate::run::RunArgs;
-use crate::stacks::STACKS;
+use crate::stacks::{OVERLOADED, STACKS};
 
 fn main() -> ExitCode {
     program::exit_code(match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         #[cfg(feature = "plot")]
         Command::Plot(args) => plot::plot(&args),
+        Command::Overload(args) => overload::overload(&args),
+        Command::DrawOverload(args) => overload::draw(&args),
         Command::Serve(args) => program::serve(STACKS, &args),
         Command::Load(args) => program::load(STACKS, &args),
+        Command::Guard(args) => program::guard(OVERLOADED, &args),
+        Command::Offer(args) => program::offer(OVERLOADED, &args),
         Command::List => {
             list();
             Ok(())
@@ -54,10 +61,18 @@ enum Command {
     /// Draw what `run --json` wrote, as SVG and PNG.
     #[cfg(feature = "plot")]
     Plot(plot::PlotArgs),
+    /// Overload servers that are protected in several ways, and hold what comes of it against the targets.
+    Overload(OverloadArgs),
+    /// Draw what `overload --json` wrote, as SVG.
+    DrawOverload(DrawArgs),
     /// Be the server of one stack; prints its address when it is ready.
     Serve(ServeArgs),
     /// Be the client of one stack for one measured window; prints one line of JSON.
     Load(LoadArgs),
+    /// Be a server that is overloaded; prints its address, and for each line of input what it has done.
+    Guard(GuardArgs),
+    /// Offer calls to such a server, whatever becomes of them; prints one line of JSON.
+    Offer(OfferArgs),
     /// List the stacks and the workloads.
     List,
 }

@@ -1,7 +1,6 @@
 //! Draws what `bench run --json` wrote: a panel of bars per workload, as SVG and as PNG.
 
 mod panel;
-mod svg;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -297,7 +297,8 @@ impl Drop for Server {
     }
 }
 
-fn warn_about_noise() {
+/// What spoils every figure.
+pub(crate) fn warn_about_noise() {
     if cfg!(debug_assertions) {
         println!("WARNING: built without --release, the figures mean nothing");
     }

@@ -40,6 +40,47 @@ fn results_are_drawn_as_svg_and_png() {
     assert!(std::fs::read(json.with_extension("png")).expect("drawn").starts_with(b"\x89PNG"));
 }
 
+#[test]
+fn servers_are_overloaded_in_every_way_and_no_call_is_lost() {
+    let json = results("overload");
+    let output = Command::new(BENCH).args(["overload", "--quick", "--json"]).arg(&json).output().expect("bench starts");
+    // It fails if a call is not accounted for. What it measures is not judged here.
+    assert!(output.status.success(), "{output:?}");
+    let text = std::fs::read_to_string(&json).expect("written by bench");
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+    let targets: BTreeSet<_> = lines.iter().filter_map(|line| line["target"].as_str()).collect();
+    for target in ["T1", "T2", "T3", "T7", "T8", "T9", "T11", "T12", "T13", "T14", "T15", "T17", "pause", "downstream"]
+    {
+        assert!(targets.contains(target), "{target} is missing in {targets:?}");
+    }
+    let points = || lines.iter().filter(|line| line["workload"].is_string());
+    assert_eq!(points().count(), 2 * 2 * 2);
+    for point in points() {
+        let calls = |head: &str| point[head].as_u64().expect("a number");
+        let ended: u64 = ["ok", "late", "refused", "expired", "failed"].map(calls).iter().sum();
+        assert!(calls("offered") > 0 && calls("offered") == ended, "{point}");
+    }
+
+    let folder = json.with_extension("");
+    let drawn = Command::new(BENCH).args(["draw-overload", "--json"]).arg(&json).arg("--out").arg(&folder).output();
+    // On a machine with other things to do all may be void, and then there is nothing to draw.
+    let output = drawn.expect("bench starts");
+    if output.status.success() {
+        let drawn = std::fs::read_dir(&folder).expect("a folder").count();
+        assert!((1..=4).contains(&drawn), "{drawn} pictures");
+    } else {
+        assert!(String::from_utf8_lossy(&output.stderr).contains("no points"), "{output:?}");
+    }
+}
+
+#[test]
+fn a_target_that_nobody_knows_is_answered_with_those_there_are() {
+    let output = Command::new(BENCH).args(["overload", "--only", "T99"]).output().expect("bench starts");
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("T12"), "{output:?}");
+}
+
 /// Runs one round, and returns the lines of its results.
 fn run(name: &str, args: &[&str]) -> Vec<serde_json::Value> {
     let json = results(name);

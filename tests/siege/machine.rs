@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, TcpListener, TcpStream},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        mpsc::{self, RecvTimeoutError},
     },
     thread,
     time::{Duration, Instant},
@@ -16,14 +16,15 @@ use hdrhistogram::Histogram;
 /// Calls a bare echo every `pace`, and notes how long that takes; until it is dropped.
 pub(crate) struct Machine {
     times: Arc<Mutex<Histogram<u64>>>,
-    over: Arc<AtomicBool>,
+    /// What hangs up when it is dropped.
+    _alive: mpsc::Sender<()>,
 }
 
 impl Machine {
     /// `standing` is what each of its threads does first.
     pub(crate) fn watch(pace: Duration, standing: fn()) -> Self {
         let times = Arc::new(Mutex::new(Histogram::new(3).expect("three digits can be had")));
-        let over = Arc::new(AtomicBool::new(false));
+        let (alive, ends) = mpsc::channel();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut far, _) = listener.accept().unwrap();
@@ -35,19 +36,18 @@ impl Machine {
             let mut bytes = [0; LEN];
             while far.read_exact(&mut bytes).and_then(|()| far.write_all(&bytes)).is_ok() {}
         });
-        let (noted, ends) = (Arc::clone(&times), Arc::clone(&over));
+        let noted = Arc::clone(&times);
         thread::spawn(move || {
             standing();
             let mut bytes = [0; LEN];
-            while !ends.load(SeqCst) {
-                thread::sleep(pace);
+            while ends.recv_timeout(pace) == Err(RecvTimeoutError::Timeout) {
                 let began = Instant::now();
                 near.write_all(&bytes).and_then(|()| near.read_exact(&mut bytes)).expect("the echo is there");
                 let (took, pace) = (began.elapsed().as_micros() as u64, pace.as_micros() as u64);
                 lock(&noted).record_correct(took, pace).expect("it has no upper end");
             }
         });
-        Self { times, over }
+        Self { times, _alive: alive }
     }
 
     pub(crate) fn begin_anew(&self) {
@@ -56,12 +56,6 @@ impl Machine {
 
     pub(crate) fn p99(&self) -> Duration {
         Duration::from_micros(lock(&self.times).value_at_quantile(0.99))
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        self.over.store(true, SeqCst);
     }
 }
 

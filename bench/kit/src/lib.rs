@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod harness;
+pub mod overload;
 pub mod procfs;
 pub mod program;
 pub mod workload;

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::harness::{self, LoadJob, ServeJob};
 use crate::workload::{self, Workload};
-use crate::{BoxError, Stack};
+use crate::{BoxError, Stack, overload};
 
 /// How to be the server of one stack.
 #[derive(Debug, Args)]
@@ -53,6 +53,61 @@ pub struct LoadArgs {
     server_pid: Option<u32>,
 }
 
+/// How to be a server under overload.
+#[derive(Debug, Args)]
+pub struct GuardArgs {
+    /// The stack's name.
+    #[arg(long)]
+    stack: String,
+    /// Where to listen.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    addr: SocketAddr,
+    /// Its limits, as JSON.
+    #[arg(long, default_value = "{}", value_parser = json::<overload::Settings>)]
+    settings: overload::Settings,
+}
+
+/// How to overload a server.
+#[derive(Debug, Args)]
+pub struct OfferArgs {
+    /// The stack's name.
+    #[arg(long)]
+    stack: String,
+    /// Where the server listens.
+    #[arg(long)]
+    addr: SocketAddr,
+    /// What to do, as JSON.
+    #[arg(long, value_parser = json::<overload::Plan>)]
+    plan: overload::Plan,
+}
+
+/// Be the server of one of `stacks` with its limits, on this thread alone; prints its address, and for each
+/// line of input what it has done.
+///
+/// # Errors
+///
+/// There is no such stack, or the server ended.
+pub fn guard(stacks: &[overload::Stack], args: &GuardArgs) -> Result<(), BoxError> {
+    overload::answer_questions();
+    rlimit::increase_nofile_limit(DESCRIPTORS)?;
+    block_on(0, (find(stacks, &args.stack, |stack| stack.name)?.serve)(args.addr, args.settings))
+}
+
+/// Offer calls to the server of one of `stacks`, whatever becomes of them; prints one line of JSON.
+///
+/// # Errors
+///
+/// There is no such stack, or it cannot be reached.
+pub fn offer(stacks: &[overload::Stack], args: &OfferArgs) -> Result<(), BoxError> {
+    let report = block_on(0, (find(stacks, &args.stack, |stack| stack.name)?.offer)(args.addr, args.plan.clone()))?;
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+fn json<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
 /// Be the server of one of `stacks`; prints its address when it is ready.
 ///
 /// # Errors
@@ -64,7 +119,7 @@ pub fn serve(stacks: &[Stack], args: &ServeArgs) -> Result<(), BoxError> {
     }
     rlimit::increase_nofile_limit(DESCRIPTORS)?;
     let job = ServeJob { addr: args.addr, workload: args.workload };
-    block_on(args.workers, (find(stacks, &args.stack)?.serve)(job))
+    block_on(args.workers, (find(stacks, &args.stack, |stack| stack.name)?.serve)(job))
 }
 
 /// Be the client of one of `stacks` for one measured window; prints one line of JSON.
@@ -80,7 +135,7 @@ pub fn load(stacks: &[Stack], args: &LoadArgs) -> Result<(), BoxError> {
         window: harness::window_len(args.seconds)?,
         server_pid: args.server_pid,
     };
-    let measured = block_on(args.workers, (find(stacks, &args.stack)?.load)(job))?;
+    let measured = block_on(args.workers, (find(stacks, &args.stack, |stack| stack.name)?.load)(job))?;
     println!("{}", serde_json::to_string(&measured)?);
     Ok(())
 }
@@ -88,9 +143,17 @@ pub fn load(stacks: &[Stack], args: &LoadArgs) -> Result<(), BoxError> {
 /// The `main` of a program that only serves and loads: that of a peer.
 #[must_use]
 pub fn main(stacks: &[Stack]) -> ExitCode {
+    main_with(stacks, &[])
+}
+
+/// As [`main`], of a peer that is overloaded, too.
+#[must_use]
+pub fn main_with(stacks: &[Stack], overloaded: &[overload::Stack]) -> ExitCode {
     exit_code(match Cli::parse().command {
         Command::Serve(args) => serve(stacks, &args),
         Command::Load(args) => load(stacks, &args),
+        Command::Guard(args) => guard(overloaded, &args),
+        Command::Offer(args) => offer(overloaded, &args),
     })
 }
 
@@ -119,14 +182,18 @@ enum Command {
     Serve(ServeArgs),
     /// Be the client of one stack for one measured window; prints one line of JSON.
     Load(LoadArgs),
+    /// Be a server that is overloaded.
+    Guard(GuardArgs),
+    /// Overload a server; prints one line of JSON.
+    Offer(OfferArgs),
 }
 
 /// Enough for the largest workload, where the hard limit of the system allows it.
 const DESCRIPTORS: u64 = 16_384;
 
-fn find<'a>(stacks: &'a [Stack], name: &str) -> Result<&'a Stack, BoxError> {
-    stacks.iter().find(|stack| stack.name == name).ok_or_else(|| {
-        let known: Vec<_> = stacks.iter().map(|stack| stack.name).collect();
+fn find<'a, T>(stacks: &'a [T], name: &str, name_of: impl Fn(&T) -> &'static str) -> Result<&'a T, BoxError> {
+    stacks.iter().find(|stack| name_of(stack) == name).ok_or_else(|| {
+        let known: Vec<_> = stacks.iter().map(name_of).collect();
         format!("this program has {}", known.join(", ")).into()
     })
 }

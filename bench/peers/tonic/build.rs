@@ -17,5 +17,13 @@ fn main() {
         .server_streaming()
         .build();
     let service = tonic_build::manual::Service::builder().name("Echo").package("bench").method(method).method(items).build();
-    tonic_build::manual::Builder::new().compile(&[service]);
+    let work = tonic_build::manual::Method::builder()
+        .name("work")
+        .route_name("Work")
+        .input_type("crate::overload::Call")
+        .output_type("crate::overload::Call")
+        .codec_path("tonic_prost::ProstCodec")
+        .build();
+    let desk = tonic_build::manual::Service::builder().name("Desk").package("bench").method(work).build();
+    tonic_build::manual::Builder::new().compile(&[service, desk]);
 }

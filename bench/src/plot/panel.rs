@@ -3,9 +3,9 @@
 use bench_kit::workload::Kind;
 
 use crate::contender::Contender;
-use crate::plot::svg::{Anchor, Style, Svg};
 use crate::report::{Row, number};
 use crate::stats::{self, Summary};
+use crate::svg::{Anchor, Style, Svg};
 
 /// What the bars of a panel show.
 #[derive(Clone, Copy, Debug)]

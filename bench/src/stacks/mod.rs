@@ -1,11 +1,12 @@
 //! The stacks in this program: one file each, one row each in [`STACKS`].
 
+mod guarded;
 mod raw;
 mod raw_mux;
 mod raw_spawn;
 mod sluicegate;
 
-use bench_kit::Stack;
+use bench_kit::{Stack, overload};
 
 /// Here is where a stack without dependencies of its own is added.
 pub(crate) const STACKS: &[Stack] = &[
@@ -18,3 +19,6 @@ pub(crate) const STACKS: &[Stack] = &[
     sluicegate::VEC,
     sluicegate::BYTES,
 ];
+
+/// Those of this program that can be overloaded.
+pub(crate) const OVERLOADED: &[overload::Stack] = &[guarded::STACK];

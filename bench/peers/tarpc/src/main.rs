@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+mod overload;
+
 use std::process::ExitCode;
 
 use bench_kit::harness::{self, Caller, LoadJob, Measured, ServeJob};
@@ -40,7 +42,7 @@ const STACKS: &[Stack] = &[
 ];
 
 fn main() -> ExitCode {
-    program::main(STACKS)
+    program::main_with(STACKS, &[overload::STACK])
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]

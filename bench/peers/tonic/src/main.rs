@@ -5,6 +5,8 @@
 
 #![forbid(unsafe_code)]
 
+mod overload;
+
 use std::pin::Pin;
 use std::process::ExitCode;
 
@@ -30,11 +32,15 @@ const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 
 fn main() -> ExitCode {
-    program::main(STACKS)
+    program::main_with(STACKS, &[overload::STACK])
 }
 
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/bench.Echo.rs"));
+}
+
+mod generated_desk {
+    include!(concat!(env!("OUT_DIR"), "/bench.Desk.rs"));
 }
 
 /// What `protoc` would make of the message.
