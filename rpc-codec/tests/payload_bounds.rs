@@ -384,7 +384,8 @@ mod random {
         Text { text: String, letter: char },
         Pair(Option<Box<Self>>, bool),
         Many(Vec<Self>),
-        Map(HashMap<String, Self>),
+        // Of a hash map, the same values may be shown in another order.
+        Map(BTreeMap<String, Self>),
         Bytes(#[serde(with = "rpc_codec::payload::bytes")] Vec<u8>),
         Nothing(Vec<()>),
         When(Duration, SystemTime),
