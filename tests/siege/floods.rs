@@ -150,7 +150,7 @@ async fn floods_of_frames_that_open_no_call_are_cut_and_who_stays_below_the_rate
     let share = cpu / taken as f64 * 1e9;
     figure("CPU per frame, with connections and polite calls", share, "ns", 500.0);
     figure("peak above calm", server.peak() - before, "MiB", 1.0);
-    polite.judge(calm, besieged).await;
+    besieged.judge(&calm);
     assert_eq!(server.figures().await.of("cut_flood"), cuts + 1, "who stays below the rate was cut");
     polite.leave();
     server.until_idle().await;
@@ -196,7 +196,7 @@ async fn a_flood_that_is_let_costs_little_and_nothing_that_stays() {
     assert!(!flood.cut && flood.sent >= frames && flood.taken == flood.sent, "{flood:?}");
     figure("CPU per frame, with polite calls", cpu / frames as f64 * 1e9, "ns", 500.0);
     figure("peak above calm", server.peak() - before, "MiB", 1.0);
-    polite.judge(calm, besieged).await;
+    besieged.judge(&calm);
     polite.leave();
     server.until_idle().await;
     server.shut_down().await;
@@ -274,7 +274,7 @@ async fn calls_that_are_cancelled_at_once_end_at_once() {
     assert!(running <= 1 && figures.of("most_running") <= LIMIT / 2 + 1, "{figures:?}");
     assert!(figures.of("refused_global") == 0, "{figures:?}");
     figure("peak above calm", server.peak() - before, "MiB", 32.0);
-    polite.judge(calm, besieged).await;
+    besieged.judge(&calm);
     polite.leave();
     server.until_idle().await;
     server.shut_down().await;

@@ -51,7 +51,7 @@ async fn random_bytes_on_the_port_cost_their_connections_and_nothing_else() {
     };
     let (connections, besieged) = polite.beside(besiegers.run(siege)).await;
     println!("    on {} connections", connections.iter().sum::<u64>());
-    polite.judge(calm, besieged).await;
+    besieged.judge(&calm);
     // Each may have one frame under way, of 256 KiB at most.
     figure("peak above calm", server.peak() - before, "MiB", 4.0 + JUNKERS as f64 / 4.0);
     polite.leave();

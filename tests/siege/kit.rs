@@ -20,7 +20,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hdrhistogram::Histogram;
 use sluicegate::{
     Client, Context,
     client::Method,
@@ -34,11 +33,14 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
-use crate::machine::Machine;
 use crate::support::{
     Harness, Probe,
     feed::{FeedService, Feeder},
     method,
+};
+use crate::{
+    latency::{Latency, Stopwatch},
+    machine::Machine,
 };
 
 /// Whether the sieges have their full sizes, which want an optimised build and some minutes.
@@ -423,34 +425,10 @@ impl Standing {
     }
 }
 
-/// How long calls took.
-pub(crate) struct Latency {
-    calls: u64,
-    p50: Duration,
-    pub(crate) p99: Duration,
-    max: Duration,
-    /// The p99 of a bare echo meanwhile.
-    machine: Duration,
-}
-
-impl Latency {
-    fn of(times: &Histogram<u64>, machine: Duration) -> Self {
-        let at = |quantile| Duration::from_micros(times.value_at_quantile(quantile));
-        Self { calls: times.len(), p50: at(0.5), p99: at(0.99), max: at(1.0), machine }
-    }
-}
-
-impl fmt::Display for Latency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { calls, p50, p99, max, machine } = self;
-        write!(f, "{calls} calls, p50 {p50:?}, p99 {p99:?} (a bare echo {machine:?}), max {max:?}")
-    }
-}
-
 /// A client that makes a small call every millisecond, on a thread of its own, and notes how long
 /// each takes. None may fail.
 pub(crate) struct Polite {
-    times: Arc<Mutex<Histogram<u64>>>,
+    times: Arc<Stopwatch>,
     over: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
     machine: Machine,
@@ -463,7 +441,7 @@ impl Polite {
 
     /// A client whose connection others use as well.
     pub(crate) fn sharing(client: Client) -> Self {
-        let times = Arc::new(Mutex::new(Histogram::new(3).expect("three digits can be had")));
+        let times = Arc::new(Stopwatch::new());
         let over = Arc::new(AtomicBool::new(false));
         let shared = (Arc::clone(&times), Arc::clone(&over));
         let thread = thread::spawn(move || {
@@ -482,44 +460,29 @@ impl Polite {
     }
 
     /// How long calls take while nothing else happens.
-    pub(crate) async fn calm(&self) -> Latency {
+    pub(crate) async fn calm(&self) -> Beside {
         // The first ones connect.
         sleep(Duration::from_millis(200)).await;
         self.beside(sleep(size(Duration::from_millis(300), Duration::from_secs(5)))).await.1
     }
 
     /// How long calls take while `siege` goes on.
-    pub(crate) async fn beside<T>(&self, siege: impl Future<Output = T>) -> (T, Latency) {
+    pub(crate) async fn beside<T>(&self, siege: impl Future<Output = T>) -> (T, Beside) {
         self.begin_anew();
         let result = siege.await;
-        (result, Latency::of(&self.times(), self.machine.p99()))
+        (result, Beside { calls: self.times.read(), machine: self.machine.read() })
     }
 
     /// Forgets how long calls took before. Who has only come, or asks for work as others do, is not a siege yet.
     pub(crate) fn begin_anew(&self) {
-        self.times().reset();
+        self.times.begin_anew();
         self.machine.begin_anew();
-    }
-
-    /// As [`figure`], for how long calls took. What is called calm is measured again, and the worse of the two counts, or
-    /// what became of a bare echo beside the siege: where others have the machine at times, all wait for them.
-    pub(crate) async fn judge(&self, calm: Latency, besieged: Latency) {
-        let again = self.calm().await;
-        let bound = calm.p99.max(again.p99).max(besieged.machine);
-        let ratio = besieged.p99.as_secs_f64() / bound.as_secs_f64();
-        println!("    polite calls, calm: {calm}; besieged: {besieged}; calm again: {again}");
-        println!("    p99 {ratio:.2} times, at most {MAX_RATIO}");
-        assert!(!is_full() || ratio <= MAX_RATIO, "the p99 of a polite client is {ratio:.1} times what it was");
     }
 
     /// Ends; no call has failed.
     pub(crate) fn leave(mut self) {
         self.over.store(true, SeqCst);
         self.thread.take().expect("it leaves once").join().expect("no polite call fails");
-    }
-
-    fn times(&self) -> MutexGuard<'_, Histogram<u64>> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -529,10 +492,38 @@ impl Drop for Polite {
     }
 }
 
+/// How long the calls of a polite client took, and a bare echo meanwhile.
+pub(crate) struct Beside {
+    pub(crate) calls: Latency,
+    machine: Latency,
+}
+
+impl Beside {
+    /// As [`figure`], for the p99 that was usual, and for the p98 of all the time, where a bare echo counts as well:
+    /// where others have the machine at times, all wait for them.
+    pub(crate) fn judge(&self, calm: &Self) {
+        println!("    polite calls, calm: {calm}\n    besieged: {self}");
+        let usual = ratio(self.calls.median, calm.calls.median);
+        figure("their usual p99, of that", usual, "times", MAX_RATIO);
+        let all = ratio(self.calls.p98, calm.calls.p98.max(self.machine.p98));
+        figure("their p98, of that or of an echo", all, "times", MAX_RATIO);
+    }
+}
+
+impl fmt::Display for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; a bare echo: {}", self.calls, self.machine)
+    }
+}
+
+fn ratio(this: Duration, of: Duration) -> f64 {
+    this.as_secs_f64() / of.as_secs_f64()
+}
+
 /// How often a polite client calls.
 const PACE: Duration = Duration::from_millis(1);
 
-async fn call_politely(client: &Client, times: &Mutex<Histogram<u64>>, over: &AtomicBool) {
+async fn call_politely(client: &Client, times: &Stopwatch, over: &AtomicBool) {
     let mut ticks = interval(PACE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !over.load(SeqCst) {
@@ -540,10 +531,7 @@ async fn call_politely(client: &Client, times: &Mutex<Histogram<u64>>, over: &At
         let began = Instant::now();
         let call = client.call::<_, String>(method::ECHO, ("polite".to_owned(),)).timeout(PATIENCE);
         assert_eq!(call.await.expect("a polite call fails"), "polite");
-        let took = began.elapsed().as_micros() as u64;
-        // Counts the calls, too, that would have been made meanwhile.
-        let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
-        times.record_correct(took, PACE.as_micros() as u64).expect("it has no upper end");
+        times.note(began, PACE);
     }
 }
 

@@ -18,6 +18,7 @@ mod aborts;
 mod floods;
 mod junk;
 mod kit;
+mod latency;
 mod machine;
 mod overload;
 mod restarts;

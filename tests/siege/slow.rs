@@ -43,7 +43,7 @@ async fn peers_that_ask_and_never_read_cost_what_they_are_allowed_until_they_are
     let kept = server.memory() - before;
     server.trim().await;
     let in_use = server.memory() - before;
-    polite.judge(calm, besieged).await;
+    besieged.judge(&calm);
     polite.leave();
     server.until_idle().await;
     println!("    memory that the allocator keeps above calm: {kept:.2} MiB");
@@ -131,7 +131,7 @@ async fn peers_that_say_nothing_or_dribble_are_gone_in_time() {
     println!("    gone between {first:.2?} and {last:.2?}");
     assert!(*first >= time - 100 * MS, "one was cut after {first:?}");
     figure("the last is gone after", last.as_secs_f64(), "s", time.as_secs_f64() + 1.0);
-    polite.judge(calm, besieged).await;
+    besieged.judge(&calm);
     let figures = server.figures().await;
     let cut: u64 = ["cut_first_byte", "cut_handshake", "cut_frame"].iter().map(|name| figures.of(name)).sum();
     assert_eq!(cut, peers, "{figures:?}");

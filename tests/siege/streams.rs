@@ -45,7 +45,7 @@ async fn calls_beside_a_long_stream_of_their_connection_are_quick() {
     println!("    the stream: {:.0} MiB/s", bytes / f64::from(1 << 20) / began.elapsed().as_secs_f64());
     println!("    calls alone: {calm}; beside it: {beside}");
     assert_eq!(server.figures().await.of("connections"), 1, "they share it");
-    figure("their p99, of that alone", beside.p99.as_secs_f64() / calm.p99.as_secs_f64(), "times", 3.0);
+    figure("their p99, of that alone", beside.calls.p99.as_secs_f64() / calm.calls.p99.as_secs_f64(), "times", 3.0);
     polite.leave();
     drop((feed, client));
     server.until_idle().await;
