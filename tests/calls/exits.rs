@@ -14,7 +14,7 @@ use crate::support::{
     Got, Harness, RawClient, Req, assert_idle_soon, method, no_call_runs,
     probe::{PANIC_TEXT, silence_wanted_panics},
     raw::{cancel, hello},
-    shims::{is_full, times},
+    shims::{is_full, times, times_in},
     within,
 };
 
@@ -229,15 +229,15 @@ async fn calls_that_are_found_wrong_leave_nothing_behind_and_cost_no_permit_wher
     peer.send(&echo(1).bytes()).await;
     assert_eq!(peer.reply::<String>(1).await, "hi");
     tokio::time::advance(Duration::from_millis(100)).await;
-    let (mut id, mut acquired) = (1, 1);
+    let (times, mut id, mut acquired) = (times_in(TIMES, TIMES), 1, 1);
     for (number, (make, code, permits)) in cases.into_iter().enumerate() {
-        for _ in 0..TIMES {
+        for _ in 0..times {
             id += 1;
             peer.send(&make(id)).await;
             let (status, _) = peer.answer(id).await;
             assert_eq!((status.code(), status.executed()), (code, Executed::Never), "case {number}: {status}");
         }
-        acquired += permits * TIMES;
+        acquired += permits * times;
         harness.until_held(0).await;
         assert_eq!(harness.snapshot().calls.acquired, acquired, "case {number}");
     }

@@ -8,7 +8,7 @@ use sluicegate::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::support::{Got, Harness, RawClient, Req, method, probe::path, raw};
+use crate::support::{Got, Harness, RawClient, Req, method, probe::path, raw, shims::times_in};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -350,7 +350,7 @@ async fn under_load_from_several_threads_every_call_that_waits_gets_its_turn() {
             let gives_up = n % 10 == 0;
             tokio::spawn(async move {
                 let mut served = 0;
-                for round in 0..10_u64 {
+                for round in 0..times_in(10, 8) {
                     let call = client.call::<_, u64>(method, (n, 2_u32));
                     if gives_up && round % 2 == 0 {
                         let _ = tokio::time::timeout(Duration::from_micros(50 * round), call).await;

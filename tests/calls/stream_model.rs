@@ -19,7 +19,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::support::{Harness, shims::Manner};
+use crate::support::{
+    Harness,
+    shims::{Manner, times_in},
+};
 
 /// What an end does next.
 #[derive(Clone, Copy, Debug)]
@@ -300,7 +303,10 @@ async fn round(seed: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn random_calls_end_with_views_that_fit_together_and_leave_nothing() {
-    let rounds = std::env::var("SLUICEGATE_STREAM_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(60);
+    let rounds = std::env::var("SLUICEGATE_STREAM_ROUNDS")
+        .ok()
+        .and_then(|rounds| rounds.parse().ok())
+        .unwrap_or_else(|| times_in(600, 60));
     for seed in 1..=rounds {
         timeout(Duration::from_secs(600), round(seed)).await.unwrap_or_else(|_| panic!("round {seed} hangs"));
         sleep(Duration::from_millis(1)).await;

@@ -11,7 +11,7 @@ use tokio::time::{Instant, advance, sleep};
 use crate::support::{
     self, Got, Harness, method, no_call_runs,
     scripted::{first_call, scripted, scripted_with},
-    shims::Manner,
+    shims::{Manner, times_in},
     until_client_idle,
 };
 
@@ -149,7 +149,7 @@ async fn answers_reach_their_own_callers_whatever_is_cancelled_and_expires_meanw
                 let client = client.clone();
                 tokio::spawn(async move {
                     let mut random = Random(seed * 1_000 + caller);
-                    for n in 0..50 {
+                    for n in 0..times_in(50, 50) {
                         let nonce = caller << 32 | n;
                         let pending = random.below(4) as u32;
                         let spawned = random.below(2) == 0;

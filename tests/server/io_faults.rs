@@ -183,7 +183,7 @@ macro_rules! every_byte {
         async fn $name() {
             let manner = Manner::of_this_run();
             // Every byte where nothing else is wrong; unkind transports make runs long.
-            let step = if manner == Manner::Plain { 1 } else { 5 };
+            let step = if manner == Manner::Plain { 1 } else { 11 };
             for pipe in [64 * 1024, 7] {
                 fails_everywhere(Place::$place, manner, 2, pipe, step).await;
             }
