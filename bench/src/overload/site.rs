@@ -48,6 +48,7 @@ pub(super) struct Site {
     questions: ChildStdin,
     answers: Receiver<String>,
     addr: String,
+    limited: bool,
 }
 
 impl Site {
@@ -60,7 +61,14 @@ impl Site {
         let (sender, answers) = mpsc::channel();
         // Only a thread can wait for so long and no longer. It ends with the process.
         thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let mut site = Self { program: program.clone(), process, questions, answers, addr: String::new() };
+        let mut site = Self {
+            program: program.clone(),
+            process,
+            questions,
+            answers,
+            addr: String::new(),
+            limited: settings.limit.is_some(),
+        };
         site.addr = site.line()?;
         Ok(site)
     }
@@ -69,6 +77,11 @@ impl Site {
     pub(super) fn offered_by(mut self, stack: &'static str) -> Self {
         self.program = self.program.with_stack(stack);
         self
+    }
+
+    /// Whether it has a limit of its own of calls in flight.
+    pub(super) fn is_limited(&self) -> bool {
+        self.limited
     }
 
     /// What its handlers did so far.

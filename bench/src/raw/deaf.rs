@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bench_kit::BoxError;
 use bench_kit::overload::Work;
@@ -59,9 +59,10 @@ pub(crate) fn deaf(args: &DeafArgs) -> Result<(), BoxError> {
 
 /// Sends a batch, or what is left of one; nothing if the socket is full.
 fn batch(client: &mut Wire, echo: &Template) -> io::Result<usize> {
+    let now = Instant::now();
     if client.unsent() == 0 {
         for _ in 0..BATCH {
-            client.call(echo, Duration::ZERO, Duration::ZERO);
+            client.call(echo, Duration::ZERO, now);
         }
     }
     client.send()

@@ -37,7 +37,7 @@ fn connect(addr: SocketAddr) -> Result<Wire, BoxError> {
     const CRITICAL: u8 = 1;
     let mut wire = Wire::connect(addr)?;
     wire.greet(PATIENCE)?;
-    wire.call(&Template::new(Work::default(), CRITICAL)?, Duration::ZERO, Duration::ZERO);
+    wire.call(&Template::new(Work::default(), CRITICAL)?, Duration::ZERO, Instant::now());
     let (until, mut answered) = (Instant::now() + PATIENCE, None);
     while answered.is_none() && Instant::now() < until {
         wire.send()?;
@@ -102,7 +102,7 @@ fn open_loop(addr: SocketAddr, open: &Open) -> Result<Report, BoxError> {
             }
             books.begin(due, now);
             let left = open.deadline.saturating_sub(now.saturating_sub(due.at));
-            if let Some(ended) = sources[due.source as usize].call(due, left, now) {
+            if let Some(ended) = sources[due.source as usize].call(due, left, (start, now)) {
                 books.end(due, now, now, ended);
             }
         }
@@ -129,7 +129,7 @@ struct Turns {
 
 impl Turns {
     /// Has a call sent with the next lot; or says how it ended at once.
-    fn call(&mut self, due: Due, left: Duration, now: Duration) -> Option<Outcome> {
+    fn call(&mut self, due: Due, left: Duration, (start, now): (Instant, Duration)) -> Option<Outcome> {
         if left.is_zero() {
             return Some(Outcome::HeldBack);
         }
@@ -138,7 +138,7 @@ impl Turns {
         if line.wire.unsent() > MAX_UNSENT {
             return Some(Outcome::Blocked);
         }
-        line.wire.call(&self.templates[due.phase as usize], left, now);
+        line.wire.call(&self.templates[due.phase as usize], left, start + now);
         line.made.push(Made { due, began: now });
         None
     }
@@ -184,7 +184,7 @@ fn closed_loop(addr: SocketAddr, closed: &Closed) -> Result<Report, BoxError> {
     let mut began = vec![vec![Duration::ZERO; 2]; wires.len()];
     for (wire, began) in wires.iter_mut().zip(&mut began) {
         for _ in 0..each {
-            wire.call(&template, Duration::ZERO, start.elapsed());
+            wire.call(&template, Duration::ZERO, start);
             began.push(start.elapsed());
         }
     }
@@ -212,7 +212,7 @@ fn closed_loop(addr: SocketAddr, closed: &Closed) -> Result<Report, BoxError> {
                 }
             })?;
             for _ in 0..again {
-                wire.call(&template, Duration::ZERO, now);
+                wire.call(&template, Duration::ZERO, start + now);
                 began.push(now);
             }
             wire.send()?;

@@ -8,7 +8,7 @@ pub(crate) mod generator;
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bench_kit::BoxError;
 use bench_kit::overload::{PAYLOAD_LEN, Work};
@@ -73,6 +73,8 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 pub(crate) struct Wire {
     socket: TcpStream,
+    /// By its clock the server tells how old calls are, so all of a connection have the same.
+    opened: Instant,
     calls_made: u64,
     out: Vec<u8>,
     /// Of `out`, what has been sent.
@@ -94,7 +96,8 @@ impl Wire {
         Hello::default().encode(&mut hello);
         socket.write_all(&hello)?;
         socket.set_nonblocking(true)?;
-        Ok(Self { socket, calls_made: 0, out: Vec::new(), sent: 0, input: Vec::new(), filled: 0 })
+        let opened = Instant::now();
+        Ok(Self { socket, opened, calls_made: 0, out: Vec::new(), sent: 0, input: Vec::new(), filled: 0 })
     }
 
     /// Waits for the server's HELLO, for so long at most.
@@ -123,9 +126,9 @@ impl Wire {
     }
 
     /// Appends a call to what is going to be sent, and says its place among all of the connection.
-    pub(crate) fn call(&mut self, template: &Template, timeout: Duration, sent_at: Duration) -> u64 {
+    pub(crate) fn call(&mut self, template: &Template, timeout: Duration, now: Instant) -> u64 {
         self.calls_made += 1;
-        template.append(&mut self.out, self.calls_made, timeout, sent_at);
+        template.append(&mut self.out, self.calls_made, timeout, now.saturating_duration_since(self.opened));
         self.calls_made
     }
 

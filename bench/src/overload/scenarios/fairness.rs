@@ -60,7 +60,8 @@ fn attempt(bench: &Bench, Turn { capacity, seed }: Turn) -> Result<Attempt<[f64;
     let lost = 1.0 - served.iter().sum::<f64>() / POLITE as f64;
     let shares: Vec<_> = served.into_iter().chain([greedy_share.min(1.0)]).collect();
     let refused = greedy.share(greedy.refused_in_all());
-    let void = bench::void([&of_greedy, &of_polite]);
+    let reports = [&of_greedy, &of_polite];
+    let void = bench::void(reports).or_else(|| bench::held_back(reports));
     let void = void.or_else(|| (refused == 0.0).then(|| "the greedy one was refused nothing".to_owned()));
     Ok(([jain(&shares), lost, refused], void))
 }

@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(settled(&served(&swinging)), None);
         assert_eq!(settled(&served(&[9; TOGETHER + TO_STAY - 1])), None);
         // In lots, of which every four slots have one or two.
-        let lots: Vec<_> = (0..80).map(|nth| if nth % 3 == 0 { 27 } else { 0 }).collect();
+        let lots: Vec<_> = (0..80).map(|nth| if nth % 3 == 0 { 30 } else { 0 }).collect();
         assert!(settled(&served(&lots)).is_some());
     }
 }
