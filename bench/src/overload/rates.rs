@@ -17,11 +17,12 @@ use crate::stats;
 
 /// T11: nanoseconds that one check takes, with reading the clock.
 pub(super) fn checks(bench: &Bench, results: &mut Results) -> Result<(), BoxError> {
-    let alone = thread::scope(|scope| scope.spawn(|| alone(bench)).join().expect("it does not panic"))?;
+    let quick = bench.quick;
+    let alone = thread::scope(|scope| scope.spawn(move || alone(quick)).join().expect("it does not panic"))?;
     let want = Want::AtMost { gate: 40.0, aim: 30.0 };
     results.figure(Figure::new("T11", "rate check, one thread", "ns", want, alone))?;
     let want = Want::AtMost { gate: 120.0, aim: 80.0 };
-    results.figure(Figure::of("T11", "rate check, two on one bucket", "ns", want, beside_another(bench)))
+    results.figure(Figure::of("T11", "rate check, two on one bucket", "ns", want, beside_another(quick)))
 }
 
 /// A bucket that nobody empties, and the clock beside it.
@@ -47,21 +48,21 @@ impl Checked {
     }
 }
 
-fn alone(bench: &Bench) -> Result<f64, BoxError> {
+fn alone(quick: bool) -> Result<f64, BoxError> {
     run_on(site::generator_cpu())?;
     let checked = Checked::new()?;
-    let checks = if bench.quick { 10_000 } else { 5_000_000 };
+    let checks = if quick { 10_000 } else { 5_000_000 };
     // The least of some: with one thread, what else runs only ever adds.
     Ok((0..5).map(|_| checked.nanos(checks)).fold(f64::INFINITY, f64::min))
 }
 
 /// With a rival on the other CPU. A run counts if the rival was about as quick: one that was not on its CPU disputes
 /// nothing, and one that was alone there for a while had the bucket for itself.
-fn beside_another(bench: &Bench) -> Result<f64, String> {
+fn beside_another(quick: bool) -> Result<f64, String> {
     if site::generator_cpu() == site::SERVER_CPU {
         return Err("there is one CPU".to_owned());
     }
-    let (runs, checks) = if bench.quick { (5, 10_000) } else { (60, 200_000) };
+    let (runs, checks) = if quick { (5, 10_000) } else { (60, 200_000) };
     let checked = Checked::new().map_err(|error| error.to_string())?;
     let (stop, of_rival) = (AtomicBool::new(false), Counter::default());
     let found = thread::scope(|scope| {
@@ -84,7 +85,7 @@ fn beside_another(bench: &Bench) -> Result<f64, String> {
     })?;
     let few = || format!("in {} of {runs} runs did both threads have a CPU", found.len());
     // What a few runs say is what they happened to meet with.
-    if found.len() * 4 < runs && !bench.quick {
+    if found.len() * 4 < runs && !quick {
         return Err(few());
     }
     stats::summary(&found).map(|summary| summary.median).ok_or_else(few)

@@ -18,6 +18,9 @@ use super::{Answer, Template, Wire};
 /// A connection may be behind by so much before calls find no room.
 const MAX_UNSENT: usize = 1 << 20;
 
+/// Between looks at whether it is over, if nothing happens.
+const IDLE: Duration = Duration::from_millis(1);
+
 /// Does what is planned.
 ///
 /// # Errors
@@ -113,7 +116,7 @@ fn open_loop(addr: SocketAddr, open: &Open) -> Result<Report, BoxError> {
         for line in sources.iter_mut().flat_map(|source| &mut source.lines) {
             line.exchange(start, &mut books)?;
         }
-        let next = rest.first().map_or(now + GRAIN, |due| due.at.max(now + GRAIN));
+        let next = rest.first().map_or(now + IDLE, |due| due.at.max(now + GRAIN));
         let wires = sources.iter().flat_map(|source| &source.lines).map(|line| &line.wire);
         wait(wires, next.saturating_sub(start.elapsed()))?;
     }
@@ -220,7 +223,7 @@ fn closed_loop(addr: SocketAddr, closed: &Closed) -> Result<Report, BoxError> {
         if let Some(ended) = failed {
             return Err(format!("a call in a loop ended as {ended:?}").into());
         }
-        wait(&wires, Duration::from_millis(1))?;
+        wait(&wires, IDLE)?;
     }
     if served == 0 {
         return Err("nothing was served".into());
