@@ -150,7 +150,7 @@ fn colour(control: Control) -> &'static str {
 
 const LOADS: [(f64, &str); 7] =
     [(0.5, "0.5x"), (0.8, "0.8x"), (1.0, "1x"), (1.5, "1.5x"), (2.0, "2x"), (5.0, "5x"), (10.0, "10x")];
-const WIDTH: f64 = 900.0;
+const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 470.0;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 660.0;

@@ -258,7 +258,7 @@ mod tests {
         let refused = Status::resource_exhausted("too many").with_executed(Executed::Never);
         encode_status(&mut bytes, CallId::new(2, 7), &refused, MAX_FRAME).expect("it fits");
         let whole = bytes.len();
-        bytes.extend_from_slice(&bytes[..20].to_vec());
+        bytes.extend_from_within(..20);
         let mut found = Vec::new();
         assert_eq!(answers_in(&bytes, &mut |answer| found.push(answer)).expect("well formed"), whole);
         let answer = |sequence, code, executed| Answer { sequence, code, executed };
