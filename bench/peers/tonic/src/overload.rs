@@ -84,13 +84,15 @@ impl Caller for Calling {
     }
 }
 
-/// What the server said. What its transport made up has a source, and is no refusal and no deadline, whatever its code:
-/// HTTP/2 has a connection that "is to be calm" end with that of a refusal.
+/// What the server said. What the transport made up has a source, and is neither a refusal nor a deadline, whatever its
+/// code: HTTP/2 has a connection that "is to be calm" end with that of a refusal. But for the timeout, by which the client
+/// goes as well.
 fn told(status: &Status) -> Outcome {
     match status.code() {
-        _ if status.source().is_some() => Outcome::Failed(format!("{:?}, the connection", status.code())),
+        Code::Cancelled if status.message() == "Timeout expired" => Outcome::Expired,
+        code if status.source().is_some() => Outcome::Failed(format!("{code:?}, the connection")),
         Code::ResourceExhausted => Outcome::Refused("RESOURCE_EXHAUSTED".into()),
-        Code::DeadlineExceeded | Code::Cancelled => Outcome::Expired,
+        Code::DeadlineExceeded => Outcome::Expired,
         code => Outcome::Failed(format!("{code:?}")),
     }
 }
