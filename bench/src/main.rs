@@ -11,6 +11,7 @@ mod overload;
 mod peers;
 #[cfg(feature = "plot")]
 mod plot;
+mod raw;
 mod report;
 mod run;
 mod stacks;
@@ -25,6 +26,7 @@ use bench_kit::workload::WORKLOADS;
 use clap::{Parser, Subcommand};
 
 use crate::overload::{DrawArgs, OverloadArgs};
+use crate::raw::deaf::DeafArgs;
 use crate::run::RunArgs;
 use crate::stacks::{OVERLOADED, STACKS};
 
@@ -38,7 +40,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => program::serve(STACKS, &args),
         Command::Load(args) => program::load(STACKS, &args),
         Command::Guard(args) => program::guard(OVERLOADED, &args),
-        Command::Offer(args) => program::offer(OVERLOADED, &args),
+        Command::Offer(args) => program::offer(OVERLOADED, args),
+        Command::Deaf(args) => raw::deaf::deaf(&args),
         Command::List => {
             list();
             Ok(())
@@ -73,6 +76,8 @@ enum Command {
     Guard(GuardArgs),
     /// Offer calls to such a server, whatever becomes of them; prints one line of JSON.
     Offer(OfferArgs),
+    /// Be clients that send calls to such a server and never read, until standard input ends.
+    Deaf(DeafArgs),
     /// List the stacks and the workloads.
     List,
 }

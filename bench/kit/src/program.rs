@@ -98,8 +98,8 @@ pub fn guard(stacks: &[overload::Stack], args: &GuardArgs) -> Result<(), BoxErro
 /// # Errors
 ///
 /// There is no such stack, or it cannot be reached.
-pub fn offer(stacks: &[overload::Stack], args: &OfferArgs) -> Result<(), BoxError> {
-    let report = block_on(0, (find(stacks, &args.stack, |stack| stack.name)?.offer)(args.addr, args.plan.clone()))?;
+pub fn offer(stacks: &[overload::Stack], args: OfferArgs) -> Result<(), BoxError> {
+    let report = block_on(0, (find(stacks, &args.stack, |stack| stack.name)?.offer)(args.addr, args.plan))?;
     println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
@@ -153,7 +153,7 @@ pub fn main_with(stacks: &[Stack], overloaded: &[overload::Stack]) -> ExitCode {
         Command::Serve(args) => serve(stacks, &args),
         Command::Load(args) => load(stacks, &args),
         Command::Guard(args) => guard(overloaded, &args),
-        Command::Offer(args) => offer(overloaded, &args),
+        Command::Offer(args) => offer(overloaded, args),
     })
 }
 

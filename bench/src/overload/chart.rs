@@ -7,6 +7,8 @@ use bench_kit::BoxError;
 
 use super::matrix::{self, Control, Point};
 use super::workload::{W1, W2, Workload};
+use crate::svg::axis::Axis;
+use crate::svg::style::{BARE, GRID, LABEL, OURS, PEER, SMALL, TITLE};
 use crate::svg::{Anchor, Style, Svg};
 
 /// What a chart asks.
@@ -14,9 +16,10 @@ struct Question {
     file: &'static str,
     title: &'static str,
     axis: &'static str,
-    figure: fn(&Point) -> f64,
-    log: bool,
-    /// Marks of the vertical axis, the first and the last of which are its ends.
+    /// `None` where there is nothing to be asked.
+    figure: fn(&Point) -> Option<f64>,
+    scale: Axis,
+    /// On the vertical axis.
     marks: &'static [(f64, &'static str)],
 }
 
@@ -24,28 +27,19 @@ const GOODPUT: Question = Question {
     file: "goodput",
     title: "How much is served in time?",
     axis: "served within the deadline, as a share of the capacity",
-    figure: |point| point.goodput,
-    log: false,
-    marks: &[(0.0, "0"), (0.25, "25 %"), (0.5, "50 %"), (0.75, "75 %"), (1.0, "100 %"), (1.1, "")],
+    // Nothing at all is an answer, and the one that matters most.
+    figure: |point| Some(point.goodput),
+    scale: Axis::between(0.0, 1.1, false),
+    marks: &[(0.0, "0"), (0.25, "25 %"), (0.5, "50 %"), (0.75, "75 %"), (1.0, "100 %")],
 };
 
 const LATENCY: Question = Question {
     file: "latency",
-    title: "How long does it take who is served in time?",
-    axis: "p99 of those served within the deadline, in ms, logarithmic",
-    figure: |point| point.p99_us / 1e3,
-    log: true,
-    marks: &[
-        (0.2, "0.2"),
-        (0.5, "0.5"),
-        (1.0, "1"),
-        (2.0, "2"),
-        (5.0, "5"),
-        (10.0, "10"),
-        (20.0, "20"),
-        (50.0, "50"),
-        (60.0, ""),
-    ],
+    title: "How long does it take who is let in?",
+    axis: "p99 of those who were let in, or gave up without an answer, in ms, logarithmic",
+    figure: |point| (point.ok + point.late + point.expired > 0).then_some(point.p99_us / 1e3),
+    scale: Axis::between(0.2, 60.0, true),
+    marks: &[(0.2, "0.2"), (0.5, "0.5"), (1.0, "1"), (2.0, "2"), (5.0, "5"), (10.0, "10"), (20.0, "20"), (50.0, "50")],
 };
 
 /// Draws what `points` have, a file for each service and question; says which.
@@ -57,7 +51,7 @@ pub(super) fn draw(points: &[Point], folder: &Path) -> Result<Vec<PathBuf>, BoxE
             let lines = lines(points, workload, question);
             if lines.iter().any(|(_, line)| line.len() > 1) {
                 let file = folder.join(format!("{}-{}.svg", question.file, workload.name.to_lowercase()));
-                fs::write(&file, chart(workload, question, &lines))?;
+                fs::write(&file, chart(workload, question, &lines, &failing(points, workload)))?;
                 files.push(file);
             }
         }
@@ -70,19 +64,38 @@ type Line = Vec<(f64, f64)>;
 /// Medians of the rounds that count; bursts are another question.
 fn lines(points: &[Point], workload: &Workload, question: &Question) -> Vec<(Control, Line)> {
     let line = |control: Control| {
-        let of = |point: &&Point| {
-            point.workload == workload.name && point.control == control.name() && point.burst == 1.0 && point.ok > 0
-        };
+        let of =
+            |point: &&Point| point.workload == workload.name && point.control == control.name() && point.burst == 1.0;
         let mut loads: Vec<_> = points.iter().filter(of).map(|point| point.load).collect();
         loads.sort_by(f64::total_cmp);
         loads.dedup();
-        let median = |load| matrix::median(points.iter().filter(of).filter(|p| p.load == load), question.figure).ok();
+        let median = |load| {
+            let here = points.iter().filter(of).filter(|point| point.load == load);
+            let asked = here.filter(|point| (question.figure)(point).is_some());
+            matrix::median(asked, |point| (question.figure)(point).unwrap_or(0.0)).ok()
+        };
         (control, loads.into_iter().filter_map(|load| Some((load, median(load)?))).collect())
     };
     Control::ALL.into_iter().map(line).collect()
 }
 
-fn chart(workload: &Workload, question: &Question, lines: &[(Control, Line)]) -> String {
+/// Those of whose calls more than one in a thousand failed in another way than by being late or refused.
+fn failing(points: &[Point], workload: &Workload) -> Vec<Control> {
+    let fails = |point: &Point| point.failed as f64 > 0.001 * point.offered as f64;
+    let of = |control: &Control| {
+        points
+            .iter()
+            .any(|p| p.workload == workload.name && p.control == control.name() && p.void.is_none() && fails(p))
+    };
+    Control::ALL.into_iter().filter(of).collect()
+}
+
+fn named(control: Control, failing: &[Control]) -> String {
+    let remark = if failing.contains(&control) { " (calls failed)" } else { "" };
+    format!("{}{remark}", control.name())
+}
+
+fn chart(workload: &Workload, question: &Question, lines: &[(Control, Line)], failing: &[Control]) -> String {
     let mut svg = Svg::new(WIDTH, HEIGHT);
     svg.text((LEFT, 30.0), question.title, TITLE);
     let subtitle =
@@ -90,11 +103,9 @@ fn chart(workload: &Workload, question: &Question, lines: &[(Control, Line)]) ->
     svg.text((LEFT, 50.0), &subtitle, SMALL);
     svg.text((LEFT, 70.0), question.axis, SMALL);
     for &(value, mark) in question.marks {
-        if !mark.is_empty() {
-            let y = question.y(value);
-            svg.line((LEFT, y), (RIGHT, y), GRID);
-            svg.text((LEFT - 8.0, y + 4.0), mark, Style { anchor: Anchor::End, ..SMALL });
-        }
+        let y = question.y(value);
+        svg.line((LEFT, y), (RIGHT, y), GRID);
+        svg.text((LEFT - 8.0, y + 4.0), mark, Style { anchor: Anchor::End, ..SMALL });
     }
     for (load, mark) in LOADS {
         svg.line((x(load), TOP), (x(load), BOTTOM), GRID);
@@ -112,51 +123,44 @@ fn chart(workload: &Workload, question: &Question, lines: &[(Control, Line)]) ->
         svg.curve(&places, colour);
         let at = TOP + 12.0 + 22.0 * nth as f64;
         svg.curve(&[(RIGHT + 18.0, at), (RIGHT + 42.0, at)], colour);
-        svg.text((RIGHT + 50.0, at + 4.0), control.name(), LABEL);
+        svg.text((RIGHT + 50.0, at + 4.0), &named(*control, failing), LABEL);
     }
     svg.finish()
 }
 
 impl Question {
     fn y(&self, value: f64) -> f64 {
-        let (least, most) = (self.marks[0].0, self.marks[self.marks.len() - 1].0);
-        let value = value.clamp(least, most);
-        let place =
-            if self.log { (value / least).ln() / (most / least).ln() } else { (value - least) / (most - least) };
-        BOTTOM - place * (BOTTOM - TOP)
+        BOTTOM - self.scale.place(value) * (BOTTOM - TOP)
     }
 }
 
 fn x(load: f64) -> f64 {
-    let (least, most) = (LOADS[0].0, LOADS[LOADS.len() - 1].0);
-    LEFT + (load / least).ln() / (most / least).ln() * (RIGHT - LEFT)
+    LEFT + Axis::between(LOADS[0].0, LOADS[LOADS.len() - 1].0, true).place(load) * (RIGHT - LEFT)
 }
 
 fn colour(control: Control) -> &'static str {
     match control {
-        Control::Fixed => "#1f6fb2",
+        Control::Fixed => OURS,
         Control::Adaptive => "#2a9d73",
-        Control::None => "#8a8f94",
-        Control::Tonic => "#d98a3d",
+        Control::None => BARE,
+        Control::Tonic => PEER,
         Control::Tarpc => "#a8508c",
     }
 }
 
 const LOADS: [(f64, &str); 7] =
     [(0.5, "0.5x"), (0.8, "0.8x"), (1.0, "1x"), (1.5, "1.5x"), (2.0, "2x"), (5.0, "5x"), (10.0, "10x")];
-const WIDTH: f64 = 900.0;
+const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 470.0;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 660.0;
 const TOP: f64 = 88.0;
 const BOTTOM: f64 = 410.0;
-const GRID: &str = "#e3e6e8";
-const TITLE: Style = Style { size: 19.0, colour: "#1a1a1a", bold: true, anchor: Anchor::Start };
-const LABEL: Style = Style { size: 12.0, colour: "#1a1a1a", bold: false, anchor: Anchor::Start };
-const SMALL: Style = Style { size: 11.5, colour: "#5a6268", bold: false, anchor: Anchor::Start };
 
 #[cfg(test)]
 mod tests {
+    use bench_kit::overload::Tally;
+
     use super::*;
 
     #[test]
@@ -164,5 +168,26 @@ mod tests {
         assert_eq!((x(0.5), x(10.0)), (LEFT, RIGHT));
         assert_eq!((GOODPUT.y(0.0), GOODPUT.y(1.1), GOODPUT.y(7.0)), (BOTTOM, TOP, TOP));
         assert_eq!((LATENCY.y(0.0), LATENCY.y(60.0)), (BOTTOM, TOP));
+    }
+
+    #[test]
+    fn a_server_that_serves_nothing_in_time_has_a_goodput_and_no_latency_where_nobody_was_let_in() {
+        let point = |load, ok, goodput, p99_us| Point {
+            workload: W2.name.to_owned(),
+            control: Control::None.name().to_owned(),
+            load,
+            goodput,
+            ok,
+            p99_us,
+            ..Point::from(&Tally::default())
+        };
+        let points =
+            [point(1.0, 9, 0.9, 9_000.0), point(2.0, 0, 0.0, 0.0), point(2.0, 0, 0.0, 0.0), point(2.0, 3, 0.3, 1.0)];
+        let of = |question| {
+            let lines = lines(&points, &W2, question);
+            lines.into_iter().find(|(control, _)| *control == Control::None).map(|(_, line)| line)
+        };
+        assert_eq!(of(&GOODPUT), Some(vec![(1.0, 0.9), (2.0, 0.0)]));
+        assert_eq!(of(&LATENCY), Some(vec![(1.0, 9.0), (2.0, 0.001)]));
     }
 }

@@ -1,11 +1,15 @@
 //! The two processes of a measurement, each on a CPU of its own.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
-use bench_kit::overload::{Plan, Report, Served, Settings};
+use bench_kit::overload::{PATIENCE, Plan, Report, Served, Settings};
 use bench_kit::{BoxError, procfs};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// A program that serves and offers.
 #[derive(Clone, Debug)]
@@ -16,18 +20,23 @@ pub(super) struct Program {
 }
 
 impl Program {
+    /// The same program with another client.
+    pub(super) fn with_stack(&self, stack: &'static str) -> Self {
+        Self { path: self.path.clone(), stack }
+    }
+
     /// `taskset` becomes the program, so the process id is the one that was spawned.
     fn on(&self, cpu: &str, command: &str) -> Command {
         let mut pinned = Command::new("taskset");
-        pinned.args(["--cpu-list", cpu]).arg(&self.path).args([command, "--stack", self.stack]);
+        pinned.args(["--cpu-list", cpu]).arg(&self.path).arg(command);
         pinned
     }
 }
 
-const SERVER_CPU: &str = "0";
+pub(super) const SERVER_CPU: &str = "0";
 
 /// Another one, if there is one.
-fn generator_cpu() -> &'static str {
+pub(super) fn generator_cpu() -> &'static str {
     if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1) { "1" } else { SERVER_CPU }
 }
 
@@ -37,24 +46,42 @@ pub(super) struct Site {
     program: Program,
     process: Child,
     questions: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    answers: Receiver<String>,
     addr: String,
+    limited: bool,
 }
 
 impl Site {
     pub(super) fn start(program: &Program, settings: &Settings) -> Result<Self, BoxError> {
         let mut command = program.on(SERVER_CPU, "guard");
-        command.args(["--settings", &serde_json::to_string(settings)?]);
+        command.args(["--stack", program.stack, "--settings", &serde_json::to_string(settings)?]);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let questions = process.stdin.take().expect("stdin is piped");
-        let answers = BufReader::new(process.stdout.take().expect("stdout is piped"));
-        let mut site = Self { program: program.clone(), process, questions, answers, addr: String::new() };
+        let lines = BufReader::new(process.stdout.take().expect("stdout is piped")).lines();
+        let (sender, answers) = mpsc::channel();
+        // Only a thread can wait for so long and no longer. It ends with the process.
+        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let mut site = Self {
+            program: program.clone(),
+            process,
+            questions,
+            answers,
+            addr: String::new(),
+            limited: settings.limit.is_some(),
+        };
         site.addr = site.line()?;
         Ok(site)
     }
 
-    pub(super) fn addr(&self) -> &str {
-        &self.addr
+    /// Offered to by another client.
+    pub(super) fn offered_by(mut self, stack: &'static str) -> Self {
+        self.program = self.program.with_stack(stack);
+        self
+    }
+
+    /// Whether it has a limit of its own of calls in flight.
+    pub(super) fn is_limited(&self) -> bool {
+        self.limited
     }
 
     /// What its handlers did so far.
@@ -78,33 +105,36 @@ impl Site {
         Ok(procfs::peak_rss_kib(self.process.id())? * 1024)
     }
 
-    /// Sends it a signal, `STOP` or `CONT`.
-    pub(super) fn signal(&self, name: &str) -> Result<(), BoxError> {
-        let status = Command::new("kill").args(["-s", name, &self.process.id().to_string()]).status()?;
-        if status.success() { Ok(()) } else { Err(format!("kill -s {name} ended with {status}").into()) }
+    /// Has it stand still, or go on.
+    pub(super) fn stand_still(&self, still: bool) -> Result<(), BoxError> {
+        let signal = if still { Signal::STOP } else { Signal::CONT };
+        Ok(kill_process(Pid::from_child(&self.process), signal)?)
     }
 
-    /// Offers what is planned, and waits until that is done.
-    pub(super) fn offer(&self, plan: &Plan) -> Result<Report, BoxError> {
-        self.begin(plan)?.finish()
-    }
-
-    /// Begins to offer what is planned.
+    /// Begins to offer what is planned, by the program's own client or by another.
     pub(super) fn begin(&self, plan: &Plan) -> Result<Offering, BoxError> {
-        let mut command = self.program.on(generator_cpu(), "offer");
-        command.args(["--addr", &self.addr, "--plan", &serde_json::to_string(plan)?]);
-        let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-        Ok(Offering { process: Some(process) })
+        self.begin_by(self.program.stack, plan)
     }
 
-    fn line(&mut self) -> Result<String, BoxError> {
-        let mut line = String::new();
-        self.answers.read_line(&mut line)?;
-        if line.is_empty() {
-            return Err("the server has ended".into());
-        }
-        line.truncate(line.trim_end().len());
-        Ok(line)
+    /// As [`begin`](Self::begin), by another client.
+    pub(super) fn begin_by(&self, stack: &str, plan: &Plan) -> Result<Offering, BoxError> {
+        let mut command = self.program.on(generator_cpu(), "offer");
+        command.args(["--stack", stack, "--addr", &self.addr, "--plan", &serde_json::to_string(plan)?]);
+        Offering::start(command, plan.len() + 4 * PATIENCE)
+    }
+
+    /// Clients that send and do not read, for at most so long.
+    pub(super) fn deaf(&self, clients: usize, longest: Duration) -> Result<Offering, BoxError> {
+        let mut command = self.program.on(generator_cpu(), "deaf");
+        command.args(["--addr", &self.addr, "--clients", &clients.to_string()]);
+        Offering::start(command, longest + 4 * PATIENCE)
+    }
+
+    fn line(&self) -> Result<String, BoxError> {
+        self.answers.recv_timeout(PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Timeout => "the server does not answer".into(),
+            RecvTimeoutError::Disconnected => "the server has ended".into(),
+        })
     }
 }
 
@@ -119,17 +149,28 @@ impl Drop for Site {
 /// A generator at work; dropping it ends the process.
 #[derive(Debug)]
 pub(super) struct Offering {
-    process: Option<Child>,
+    process: Child,
+    output: Receiver<String>,
+    longest: Duration,
 }
 
 impl Offering {
+    fn start(mut command: Command, longest: Duration) -> Result<Self, BoxError> {
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut stdout = process.stdout.take().expect("stdout is piped");
+        let (sender, output) = mpsc::channel();
+        thread::spawn(move || {
+            let mut text = String::new();
+            // What cannot be read says by that that it is no report.
+            let _cut_off = stdout.read_to_string(&mut text);
+            sender.send(text)
+        });
+        Ok(Self { process, output, longest })
+    }
+
     /// Waits for its report. Every call that it offered is accounted for.
-    pub(super) fn finish(mut self) -> Result<Report, BoxError> {
-        let finished = self.process.take().expect("it finishes once").wait_with_output()?;
-        if !finished.status.success() {
-            return Err(format!("the generator ended with {}", finished.status).into());
-        }
-        let report: Report = serde_json::from_slice(&finished.stdout)?;
+    pub(super) fn finish(self) -> Result<Report, BoxError> {
+        let report: Report = serde_json::from_str(&self.output()?)?;
         for source in &report.sources {
             source.phases.iter().try_for_each(|tally| {
                 tally.check().map_err(|error| format!("the calls of {:?}: {error}", source.name))
@@ -137,13 +178,25 @@ impl Offering {
         }
         Ok(report)
     }
+
+    /// Tells it that it is enough, and waits for what it says.
+    pub(super) fn stop(mut self) -> Result<String, BoxError> {
+        drop(self.process.stdin.take());
+        self.output()
+    }
+
+    fn output(mut self) -> Result<String, BoxError> {
+        let text = self.output.recv_timeout(self.longest);
+        let text = text.map_err(|_late| format!("the generator has not ended after {:?}", self.longest))?;
+        let status = self.process.wait()?;
+        if status.success() { Ok(text) } else { Err(format!("the generator ended with {status}").into()) }
+    }
 }
 
 impl Drop for Offering {
     fn drop(&mut self) {
-        if let Some(mut process) = self.process.take() {
-            let _ended = process.kill();
-            let _status = process.wait();
-        }
+        // It may have ended by itself.
+        let _ended = self.process.kill();
+        let _status = self.process.wait();
     }
 }

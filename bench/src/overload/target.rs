@@ -57,19 +57,43 @@ impl Figure {
         }
     }
 
-    /// Says where it is from.
-    pub(super) fn note(mut self, note: impl Into<String>) -> Self {
-        self.note = note.into();
+    /// What was measured, or why that is void.
+    pub(super) fn of(
+        target: &str,
+        condition: impl Into<String>,
+        unit: &str,
+        want: Want,
+        measured: Result<f64, String>,
+    ) -> Self {
+        match measured {
+            Ok(value) => Self::new(target, condition, unit, want, value),
+            Err(reason) => Self::new(target, condition, unit, want, 0.0).void(&reason),
+        }
+    }
+
+    /// Says where it is from, behind what has been said.
+    pub(super) fn note(mut self, note: &str) -> Self {
+        if !self.note.is_empty() {
+            self.note.push_str("; ");
+        }
+        self.note.push_str(note);
         self
     }
 
-    /// Takes back what was measured, for a reason if there is one.
-    pub(super) fn void_if(mut self, reason: Option<&str>) -> Self {
-        if let Some(reason) = reason {
-            (self.measured, self.gate_met, self.aim_met) = (None, None, None);
-            self.note = format!("void: {reason}");
-        }
+    /// It is not judged.
+    pub(super) fn unjudged(mut self) -> Self {
+        (self.gate_met, self.aim_met) = (None, None);
         self
+    }
+
+    /// It is measured elsewhere, and not here.
+    pub(super) fn elsewhere(mut self, note: &str) -> Self {
+        self.measured = None;
+        self.unjudged().note(note)
+    }
+
+    fn void(self, reason: &str) -> Self {
+        self.elsewhere(&format!("void: {reason}"))
     }
 
     fn verdict(&self) -> &'static str {
@@ -132,8 +156,9 @@ mod tests {
 
     #[test]
     fn what_is_void_is_not_judged() {
-        let figure = Figure::new("T1", "2x", "of C", Want::AtLeast { gate: 0.9, aim: 0.95 }, 1.0).void_if(Some("late"));
+        let figure = Figure::new("T1", "2x", "of C", Want::AtLeast { gate: 0.9, aim: 0.95 }, 1.0).void("late");
         assert_eq!((figure.measured, figure.verdict()), (None, "-"));
+        assert_eq!(figure.note("by one round").note, "void: late; by one round");
     }
 
     #[test]

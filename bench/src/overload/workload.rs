@@ -15,8 +15,6 @@ pub(super) struct Workload {
     /// Calls that are worth having at a time, and that may wait beside them.
     pub(super) limit: u64,
     pub(super) queue: u64,
-    /// Calls on each connection, for peers that have no other limit.
-    pub(super) limit_of_peers: u64,
 }
 
 /// 200 us of CPU.
@@ -30,7 +28,6 @@ pub(super) const W1: Workload = Workload {
     deadline: Duration::from_millis(4),
     limit: 2,
     queue: 6,
-    limit_of_peers: 2,
 };
 
 /// 10 ms at a service that does 64 calls at a time.
@@ -41,17 +38,44 @@ pub(super) const W2: Workload = Workload {
     deadline: Duration::from_millis(50),
     limit: BEHIND as u64,
     queue: 24,
-    limit_of_peers: BEHIND as u64 / CONNECTIONS as u64,
+};
+
+/// An echo. Whoever is alone with it, as here, has no other limit than what the server can do at all.
+pub(super) const W3: Workload = Workload {
+    name: "W3",
+    about: "an echo of 64 B",
+    work: Work { spin_us: 0, wait_us: 0 },
+    deadline: Duration::from_millis(10),
+    limit: 256,
+    queue: 0,
 };
 
 /// Of a source that stands for many.
 pub(super) const CONNECTIONS: usize = 4;
+
+/// What an adaptive limit may find: far more than is right for any service here, and down to a single call.
+const CEILING: u64 = 256;
 
 impl Workload {
     /// A limit that was chosen.
     pub(super) fn fixed(&self) -> Settings {
         let max_wait_us = self.deadline.as_micros() as u64 / 2;
         Settings { limit: Some(self.limit), queue: self.queue, max_wait_us, ..Settings::default() }
+    }
+
+    /// A limit that finds itself.
+    pub(super) fn adaptive(&self) -> Settings {
+        Settings { adaptive: true, limit: Some(CEILING), ..Settings::default() }
+    }
+
+    /// For peers, whose limits are of a connection and have no queue: as many calls in all, on the only one.
+    pub(super) fn of_peers(&self) -> Settings {
+        Settings { limit_per_connection: Some(self.limit + self.queue), ..Settings::default() }
+    }
+
+    /// Whether a client of ours could not overload it.
+    pub(super) fn is_echo(&self) -> bool {
+        self.work == Work::default()
     }
 
     /// So many calls a second, one by one.
@@ -61,12 +85,13 @@ impl Workload {
 
     /// All from one source, in phases.
     pub(super) fn plan(&self, phases: &[(Duration, Load)], seed: u64) -> Plan {
-        let source = Source {
-            name: self.name.to_owned(),
-            connections: CONNECTIONS,
-            priority: 0,
-            loads: phases.iter().map(|&(_, load)| load).collect(),
-        };
+        self.plan_on(CONNECTIONS, phases, seed)
+    }
+
+    /// The same on so many connections.
+    pub(super) fn plan_on(&self, connections: usize, phases: &[(Duration, Load)], seed: u64) -> Plan {
+        let loads = phases.iter().map(|&(_, load)| load).collect();
+        let source = Source { name: self.name.to_owned(), connections, priority: 0, loads };
         self.plan_of(phases.iter().map(|&(len, _)| len).collect(), vec![source], seed)
     }
 

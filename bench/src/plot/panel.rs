@@ -5,6 +5,8 @@ use bench_kit::workload::Kind;
 use crate::contender::Contender;
 use crate::report::{Row, number};
 use crate::stats::{self, Summary};
+use crate::svg::axis::Axis;
+use crate::svg::style::{BARE, GRID, LABEL, OURS, PEER, SMALL, TITLE};
 use crate::svg::{Anchor, Style, Svg};
 
 /// What the bars of a panel show.
@@ -101,7 +103,7 @@ impl Panel {
     }
 
     fn draw(&self, svg: &mut Svg, (x, y): (f64, f64)) {
-        let scale = Scale::of(self.bars.iter().map(|bar| bar.summary));
+        let scale = Axis::of(self.bars.iter().map(|bar| (bar.summary.min, bar.summary.max)));
         let kind = if scale.log { ", logarithmic" } else { "" };
         svg.text((x, y + 14.0), &self.title, HEADING);
         svg.text((x, y + 31.0), &format!("{}{kind}", self.measure.title), SMALL);
@@ -118,7 +120,7 @@ impl Panel {
         }
     }
 
-    fn draw_bar(&self, svg: &mut Svg, bar: &Bar, scale: &Scale, (left, top): (f64, f64)) {
+    fn draw_bar(&self, svg: &mut Svg, bar: &Bar, scale: &Axis, (left, top): (f64, f64)) {
         let at = |value| left + scale.place(value) * BAR_LEN;
         let Summary { median, min, max } = bar.summary;
         let middle = top + BAR_HEIGHT / 2.0;
@@ -130,55 +132,6 @@ impl Panel {
         let ratio = bar.ratio.map_or_else(String::new, |ratio| format!(" ({ratio:.2})"));
         let value = format!("{}{ratio}", number(median, self.measure.decimals));
         svg.text((at(max).max(at(median)) + 6.0, baseline), &value, Style { bold, ..LABEL });
-    }
-}
-
-/// From values to places between 0 and 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Scale {
-    log: bool,
-    least: f64,
-    most: f64,
-}
-
-/// From this ratio on, the shorter bars of a linear scale cannot be told apart.
-const LOG_FROM: f64 = 20.0;
-
-impl Scale {
-    fn of(summaries: impl Iterator<Item = Summary>) -> Self {
-        let (mut smallest, mut most) = (f64::INFINITY, 0.0_f64);
-        for summary in summaries {
-            most = most.max(summary.max);
-            // A logarithm has no place for zero, which a short measurement may well show.
-            if summary.min > 0.0 {
-                smallest = smallest.min(summary.min);
-            }
-        }
-        let log = most / smallest > LOG_FROM;
-        // A bar begins at a round number well below the shortest, as it has no other length than that.
-        let least = if log { 10.0_f64.powf((smallest / 2.0).log10().floor()) } else { 0.0 };
-        Self { log, least, most: if most > 0.0 { most } else { 1.0 } }
-    }
-
-    fn place(&self, value: f64) -> f64 {
-        let place = if self.log {
-            (value.max(self.least) / self.least).ln() / (self.most / self.least).ln()
-        } else {
-            value / self.most
-        };
-        place.clamp(0.0, 1.0)
-    }
-
-    /// Round values to put on the axis.
-    fn marks(&self) -> Vec<f64> {
-        if self.log {
-            let decades = std::iter::successors(Some(self.least), |mark| Some(mark * 10.0));
-            return decades.take_while(|&mark| mark <= self.most).collect();
-        }
-        let decade = 10.0_f64.powf(self.most.log10().floor());
-        let step = [0.2, 0.5, 1.0, 2.0].map(|part| part * decade).into_iter().find(|step| self.most / step <= 5.0);
-        let step = step.unwrap_or(decade * 2.0);
-        (0..=5).map(|count| f64::from(count) * step).take_while(|&mark| mark <= self.most).collect()
     }
 }
 
@@ -211,39 +164,12 @@ const BAR_PITCH: f64 = 21.0;
 const BAR_HEIGHT: f64 = 15.0;
 const AXIS: f64 = 18.0;
 
-const OURS: &str = "#1f6fb2";
-const BARE: &str = "#9aa3ab";
-const PEER: &str = "#d98a3d";
 const RANGE: &str = "#222222";
-const GRID: &str = "#e3e6e8";
-const TITLE: Style = Style { size: 20.0, colour: "#1a1a1a", bold: true, anchor: Anchor::Start };
-const HEADING: Style = Style { size: 13.5, colour: "#1a1a1a", bold: true, anchor: Anchor::Start };
-const LABEL: Style = Style { size: 11.5, colour: "#1a1a1a", bold: false, anchor: Anchor::Start };
-const SMALL: Style = Style { size: 11.0, colour: "#5a6268", bold: false, anchor: Anchor::Start };
+const HEADING: Style = Style { size: 13.5, ..TITLE };
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn exactly(value: f64) -> Summary {
-        Summary { median: value, min: value, max: value }
-    }
-
-    #[test]
-    fn near_values_are_drawn_from_zero_on() {
-        let scale = Scale::of([exactly(100.0), exactly(400.0)].into_iter());
-        assert_eq!((scale.place(0.0), scale.place(100.0), scale.place(400.0)), (0.0, 0.25, 1.0));
-        assert_eq!(scale.marks(), [0.0, 100.0, 200.0, 300.0, 400.0]);
-    }
-
-    #[test]
-    fn values_far_apart_are_drawn_by_their_logarithm() {
-        let scale = Scale::of([exactly(0.0), exactly(1_000.0), exactly(100_000.0)].into_iter());
-        assert!(scale.log);
-        assert_eq!(scale.place(0.0), 0.0);
-        assert!(scale.place(1_000.0) > 0.2);
-        assert_eq!(scale.marks(), [100.0, 1_000.0, 10_000.0, 100_000.0]);
-    }
 
     #[test]
     fn axis_has_short_numbers() {

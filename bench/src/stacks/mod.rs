@@ -21,4 +21,4 @@ pub(crate) const STACKS: &[Stack] = &[
 ];
 
 /// Those of this program that can be overloaded.
-pub(crate) const OVERLOADED: &[overload::Stack] = &[guarded::STACK];
+pub(crate) const OVERLOADED: &[overload::Stack] = &[guarded::STACK, guarded::RAW];

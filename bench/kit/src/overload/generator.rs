@@ -9,15 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 
+use super::books::{Books, Busy};
 use super::pacer::Pacer;
 use super::plan::Due;
-use super::tally::{Counting, times};
-use super::{Closed, Open, Outcome, Plan, Report, Slot, SourceReport, TIME_SLOT, Work};
+use super::{Closed, Open, Outcome, Plan, Report, TIME_SLOT, Work};
+use crate::BoxError;
 use crate::harness::lock;
-use crate::{BoxError, procfs};
 
 /// A connection that calls can be made on, many at a time.
 pub trait Caller: Clone + Send + 'static {
@@ -51,10 +50,10 @@ pub async fn generate<C: Caller>(
 const CRITICAL: u8 = 1;
 
 /// More than any call takes.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Between the last connection and the first call that counts.
-const BREATH: Duration = Duration::from_millis(50);
+pub const BREATH: Duration = Duration::from_millis(50);
 
 async fn open_loop<C: Caller>(open: Open, connect: impl AsyncFn() -> Result<C, BoxError>) -> Result<Report, BoxError> {
     let mut callers = Vec::new();
@@ -67,27 +66,31 @@ async fn open_loop<C: Caller>(open: Open, connect: impl AsyncFn() -> Result<C, B
     }
 
     let schedule = open.schedule();
-    let books = Arc::new(Books::open(&open, Instant::now() + BREATH)?);
+    let book = Arc::new(Book {
+        start: Instant::now() + BREATH,
+        deadline: open.deadline,
+        books: Mutex::new(Books::open(&open, &schedule)?),
+    });
     let mut pacer = Pacer::new()?;
-    pacer.wait(books.start).await?;
-    let cpu = procfs::cpu_seconds(std::process::id())?;
+    pacer.wait(book.start).await?;
+    let mut busy = Busy::begin();
     let mut rest = &schedule[..];
     while let Some(next) = rest.first() {
-        pacer.wait(books.start + next.at).await?;
-        let elapsed = books.start.elapsed();
+        pacer.wait(book.start + next.at).await?;
+        let elapsed = book.start.elapsed();
+        busy.phase(next.phase, elapsed);
         let due = rest.iter().take_while(|due| due.at <= elapsed).count();
         for &due in &rest[..due] {
             let caller = callers[due.source as usize].next().ok_or("a source without a connection")?.clone();
             let source = &open.sources[due.source as usize];
             let load = source.loads[due.phase as usize];
-            tokio::spawn(one_call(Arc::clone(&books), caller, due, load.work, source.priority));
+            tokio::spawn(one_call(Arc::clone(&book), caller, due, load.work, source.priority));
         }
         rest = &rest[due..];
     }
-    let cpu = procfs::cpu_seconds(std::process::id())? - cpu;
-    let cpu = cpu / books.start.elapsed().as_secs_f64();
-    books.wait_for_the_last(schedule.len() as u64).await;
-    Ok(books.report(&open, cpu))
+    let cpu = busy.most(book.start.elapsed());
+    book.wait_for_the_last().await;
+    Ok(lock(&book.books).report(&open, cpu))
 }
 
 /// Connections that take turns.
@@ -103,89 +106,32 @@ impl<C> Turns<C> {
     }
 }
 
-async fn one_call<C: Caller>(books: Arc<Books>, caller: C, due: Due, work: Work, priority: u8) {
-    let began = books.begin(due);
-    let left = books.deadline.saturating_sub(began.saturating_sub(due.at));
+async fn one_call<C: Caller>(book: Arc<Book>, caller: C, due: Due, work: Work, priority: u8) {
+    let began = book.start.elapsed();
+    lock(&book.books).begin(due, began);
+    let left = book.deadline.saturating_sub(began.saturating_sub(due.at));
     // It was not sent in time for anything; the run is void if there are many of these.
-    let outcome = if left.is_zero() { Outcome::Expired } else { caller.call(work, priority, left).await };
-    books.end(due, outcome);
+    let outcome = if left.is_zero() { Outcome::HeldBack } else { caller.call(work, priority, left).await };
+    let now = book.start.elapsed();
+    lock(&book.books).end(due, began, now, outcome);
 }
 
-/// What is known of all calls so far.
+/// The books, and the beginning of time in them.
 #[derive(Debug)]
-struct Books {
+struct Book {
     start: Instant,
     deadline: Duration,
-    ended: AtomicU64,
-    pages: Mutex<Pages>,
+    books: Mutex<Books>,
 }
 
-#[derive(Debug)]
-struct Pages {
-    /// Of each source, of each phase.
-    counting: Vec<Vec<Counting>>,
-    slots: Vec<Slot>,
-    lateness: Histogram<u64>,
-}
-
-impl Books {
-    fn open(open: &Open, start: Instant) -> Result<Self, BoxError> {
-        let of_phases = || open.phases.iter().map(|_| Counting::new()).collect::<Result<_, _>>();
-        let counting = open.sources.iter().map(|_| of_phases()).collect::<Result<_, BoxError>>()?;
-        let slots = vec![Slot::default(); slot_of(open.len() + open.deadline) + 1];
-        let pages = Pages { counting, slots, lateness: times()? };
-        Ok(Self { start, deadline: open.deadline, ended: AtomicU64::new(0), pages: Mutex::new(pages) })
-    }
-
-    /// Returns when it began, since the start.
-    fn begin(&self, due: Due) -> Duration {
-        let now = self.start.elapsed();
-        let mut pages = lock(&self.pages);
-        pages.lateness.saturating_record(now.saturating_sub(due.at).as_nanos() as u64);
-        pages.counting[due.source as usize][due.phase as usize].offer();
-        pages.slots[slot_of(due.at)].due += 1;
-        now
-    }
-
-    fn end(&self, due: Due, outcome: Outcome) {
-        let now = self.start.elapsed();
-        let took = now.saturating_sub(due.at);
-        let mut pages = lock(&self.pages);
-        if outcome == Outcome::Served && took <= self.deadline {
-            pages.slots[slot_of(due.at)].due_ok += 1;
-            pages.slots[slot_of(now)].served += 1;
-        }
-        pages.counting[due.source as usize][due.phase as usize].end(outcome, took, self.deadline);
-        self.ended.fetch_add(1, Ordering::Relaxed);
-    }
-
+impl Book {
     /// Or until patience ends; what has not ended then is unanswered.
-    async fn wait_for_the_last(&self, calls: u64) {
+    async fn wait_for_the_last(&self) {
         let until = Instant::now() + PATIENCE;
-        while self.ended.load(Ordering::Relaxed) < calls && Instant::now() < until {
+        while !lock(&self.books).are_complete() && Instant::now() < until {
             tokio::time::sleep(TIME_SLOT).await;
         }
     }
-
-    fn report(&self, open: &Open, cpu: f64) -> Report {
-        let mut pages = lock(&self.pages);
-        let lateness_p99_us = pages.lateness.value_at_quantile(0.99) as f64 / 1e3;
-        let sources = open.sources.iter().zip(&mut pages.counting).map(|(source, phases)| SourceReport {
-            name: source.name.clone(),
-            phases: phases.iter_mut().map(Counting::finish).collect(),
-        });
-        Report {
-            sources: sources.collect(),
-            lateness_p99_us,
-            cpu,
-            slots: std::mem::take(&mut pages.slots),
-            per_sec: 0.0,
-        }
-    }
-}
-
-fn slot_of(at: Duration) -> usize {
-    (at.as_nanos() / TIME_SLOT.as_nanos()) as usize
 }
 
 /// Callers that call again at once, whatever they were told; counts what was served.
@@ -197,28 +143,131 @@ async fn closed_loop<C: Caller>(
     for _ in 0..closed.connections {
         connections.push(connect().await?);
     }
-    let (served, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let looping = Arc::new(Looping::default());
     let mut callers = JoinSet::new();
     for caller in connections.iter().cycle().take(closed.callers) {
-        let caller = caller.clone();
-        let (served, over) = (Arc::clone(&served), Arc::clone(&over));
-        callers.spawn(async move {
-            while !over.load(Ordering::Relaxed) {
-                if caller.call(closed.work, 0, PATIENCE).await == Outcome::Served {
-                    served.fetch_add(1, Ordering::Relaxed);
-                }
+        callers.spawn(one_caller(Arc::clone(&looping), caller.clone(), closed.work));
+    }
+    let report = tokio::select! {
+        report = looping.measure(closed.window) => report?,
+        // None returns before it is over, but for a reason.
+        Some(ended) = callers.join_next() => {
+            ended??;
+            return Err("a caller gave up".into());
+        }
+    };
+    looping.over.store(true, Ordering::Relaxed);
+    let all = async {
+        while let Some(ended) = callers.join_next().await {
+            ended??;
+        }
+        Ok(report)
+    };
+    tokio::time::timeout(PATIENCE, all).await?
+}
+
+/// What the callers of a closed loop share.
+#[derive(Debug, Default)]
+struct Looping {
+    served: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Looping {
+    async fn measure(&self, window: Duration) -> Result<Report, BoxError> {
+        let served = || self.served.load(Ordering::Relaxed);
+        // What is found is a rate in the steady state.
+        tokio::time::sleep(window / 4).await;
+        let (before, began) = (served(), Instant::now());
+        tokio::time::sleep(window).await;
+        // On a machine with other things to do, the server may not have run yet.
+        while served() == before && began.elapsed() < PATIENCE {
+            tokio::time::sleep(TIME_SLOT).await;
+        }
+        let (calls, elapsed) = (served() - before, began.elapsed());
+        if calls == 0 {
+            return Err("nothing was served".into());
+        }
+        Ok(Report { per_sec: calls as f64 / elapsed.as_secs_f64(), ..Report::default() })
+    }
+}
+
+/// Fails for any end that is neither served nor refused: a server that is gone would be called for ever.
+async fn one_caller<C: Caller>(looping: Arc<Looping>, caller: C, work: Work) -> Result<(), BoxError> {
+    while !looping.over.load(Ordering::Relaxed) {
+        match caller.call(work, 0, PATIENCE).await {
+            Outcome::Served => {
+                looping.served.fetch_add(1, Ordering::Relaxed);
             }
-        });
+            // Others are to have their turn even if nothing of this waits.
+            Outcome::Refused(_) => yield_now().await,
+            other => return Err(format!("a call in a loop ended as {other:?}").into()),
+        }
     }
-    // What is found is a rate in the steady state.
-    tokio::time::sleep(closed.window / 4).await;
-    let (before, began) = (served.load(Ordering::Relaxed), Instant::now());
-    tokio::time::sleep(closed.window).await;
-    let (after, elapsed) = (served.load(Ordering::Relaxed), began.elapsed());
-    over.store(true, Ordering::Relaxed);
-    tokio::time::timeout(PATIENCE, callers.join_all()).await?;
-    if after == before {
-        return Err("nothing was served".into());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Load, Source};
+    use super::*;
+
+    const ADDR: ([u8; 4], u16) = ([127, 0, 0, 1], 9);
+
+    /// Does with each call, but for the first that it is asked for, what it is told to.
+    #[derive(Clone)]
+    struct Scripted {
+        asked: Arc<AtomicU64>,
+        answer: Option<Outcome>,
     }
-    Ok(Report { per_sec: (after - before) as f64 / elapsed.as_secs_f64(), ..Report::default() })
+
+    impl Caller for Scripted {
+        async fn call(&self, _: Work, _: u8, _: Duration) -> Outcome {
+            match (self.asked.fetch_add(1, Ordering::Relaxed), &self.answer) {
+                (0, _) => Outcome::Served,
+                (_, Some(answer)) => answer.clone(),
+                (_, None) => std::future::pending().await,
+            }
+        }
+    }
+
+    fn connecting(answer: Option<Outcome>) -> impl AsyncFn(SocketAddr) -> Result<Scripted, BoxError> {
+        async move |_| Ok(Scripted { asked: Arc::default(), answer: answer.clone() })
+    }
+
+    fn open(deadline: Duration) -> Plan {
+        let load = Load { per_sec: 1_000.0, burst: 1.0, work: Work::default() };
+        let source = Source { name: "one".into(), connections: 1, priority: 0, loads: vec![load] };
+        Plan::Open(Open { phases: vec![Duration::from_millis(100)], sources: vec![source], deadline, seed: 3 })
+    }
+
+    // Virtual time stands where there is a timer of the kernel, so these take their hundred milliseconds.
+    #[tokio::test]
+    async fn calls_are_offered_though_no_answer_comes() {
+        let nobody = generate(ADDR.into(), open(Duration::from_secs(1)), connecting(None));
+        let patience = Duration::from_millis(500);
+        assert!(tokio::time::timeout(patience, nobody).await.is_err(), "it waits for the last of them");
+
+        let answer = Some(Outcome::Refused("LIMIT".into()));
+        let report = generate(ADDR.into(), open(Duration::from_secs(1)), connecting(answer)).await.expect("offered");
+        let tally = &report.sources[0].phases[0];
+        assert_eq!(tally.refused_in_all(), tally.offered);
+        assert!(tally.offered > 50 && tally.check().is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_call_whose_deadline_passes_before_it_is_made_is_held_back_here() {
+        let report =
+            generate(ADDR.into(), open(Duration::ZERO), connecting(Some(Outcome::Served))).await.expect("offered");
+        let tally = &report.sources[0].phases[0];
+        assert_eq!(tally.held_back, tally.offered);
+    }
+
+    #[tokio::test]
+    async fn a_loop_ends_with_the_error_of_a_server_that_is_gone() {
+        let closed = Closed { callers: 2, connections: 1, work: Work::default(), window: Duration::from_secs(60) };
+        let gone = Some(Outcome::Failed("gone".into()));
+        let error = generate(ADDR.into(), Plan::Closed(closed), connecting(gone)).await.expect_err("gone");
+        assert!(error.to_string().contains("gone"), "{error}");
+    }
 }

@@ -1,6 +1,7 @@
 //! What every program under overload shares: the work that a call is, the calls that are offered, and
 //! the generator that offers them whatever becomes of them.
 
+mod books;
 mod generator;
 mod pacer;
 mod plan;
@@ -13,10 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::Running;
 
-pub use generator::{Caller, generate};
-pub use plan::{Closed, Load, Open, Plan, Source};
-pub use tally::{Outcome, Report, Slot, SourceReport, TIME_SLOT, Tally};
-pub use work::{BEHIND, Served, Work, answer_questions};
+pub use books::{Books, Busy};
+pub use generator::{BREATH, Caller, PATIENCE, generate};
+pub use pacer::GRAIN;
+pub use plan::{Closed, Due, Load, Open, Plan, Source};
+pub use tally::{Outcome, Report, Slot, SourceReport, TIME_SLOT, Tally, times};
+pub use work::{Admitted, BEHIND, Served, Work, answer_questions, tell};
 
 /// A server that can be told its limits, and the client that loads it.
 #[derive(Debug)]
@@ -46,6 +49,10 @@ pub struct Settings {
     pub max_wait_us: u64,
     /// Whether `limit` is only the ceiling of what is found.
     pub adaptive: bool,
+    /// How long a connection may go without taking anything of what is written; as is usual if 0.
+    pub write_timeout_us: u64,
+    /// Calls that may begin in each second.
+    pub rate: Option<f64>,
     /// Whether lower classes are refused first.
     pub shed_by_priority: bool,
 }

@@ -16,7 +16,7 @@ pub(super) struct Pacer {
 
 /// Calls that are due within so much of each other are sent together. Otherwise a generator spends its
 /// CPU on waking up, and is late all the more.
-const GRAIN: Duration = Duration::from_micros(40);
+pub const GRAIN: Duration = Duration::from_micros(40);
 
 impl Pacer {
     pub(super) fn new() -> io::Result<Self> {

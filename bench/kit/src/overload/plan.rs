@@ -15,6 +15,17 @@ pub enum Plan {
     Closed(Closed),
 }
 
+impl Plan {
+    /// How long it takes, without what there is to be waited for in the end.
+    #[must_use]
+    pub fn len(&self) -> Duration {
+        match self {
+            Self::Open(open) => open.len(),
+            Self::Closed(closed) => closed.window,
+        }
+    }
+}
+
 /// Sources that offer calls side by side, in phases one after the other.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Open {
@@ -67,16 +78,19 @@ pub struct Closed {
 
 /// A call that is going to be made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Due {
+pub struct Due {
     /// Since the beginning of the first phase.
-    pub(super) at: Duration,
-    pub(super) source: u32,
-    pub(super) phase: u32,
+    pub at: Duration,
+    /// Whose it is, in the order of the plan.
+    pub source: u32,
+    /// In which phase it is due.
+    pub phase: u32,
 }
 
 impl Open {
     /// All calls, by the time at which they are due.
-    pub(super) fn schedule(&self) -> Vec<Due> {
+    #[must_use]
+    pub fn schedule(&self) -> Vec<Due> {
         let mut random = fastrand::Rng::with_seed(self.seed);
         let mut schedule = Vec::new();
         for (source, of) in (0..).zip(&self.sources) {
@@ -92,7 +106,8 @@ impl Open {
     }
 
     /// The end of the last phase.
-    pub(super) fn len(&self) -> Duration {
+    #[must_use]
+    pub fn len(&self) -> Duration {
         self.phases.iter().sum()
     }
 }

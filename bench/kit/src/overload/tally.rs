@@ -1,5 +1,6 @@
 //! What became of the calls: each is counted once, under one head.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -14,9 +15,15 @@ pub enum Outcome {
     /// It was served.
     Served,
     /// It was turned away, and why.
-    Refused(String),
-    /// The deadline passed, here or at the server.
+    Refused(Cow<'static, str>),
+    /// The deadline passed, and it may have been executed.
     Expired,
+    /// The server said that the deadline had passed, or would, and that it did not begin.
+    NotBegun,
+    /// The deadline passed before anything of it was sent, as its own client held it back.
+    HeldBack,
+    /// The socket was full for so long that it was not sent.
+    Blocked,
     /// Anything else, in its own words.
     Failed(String),
 }
@@ -32,17 +39,24 @@ pub struct Tally {
     pub late: u64,
     /// Turned away, by reason.
     pub refused: BTreeMap<String, u64>,
-    /// Given up at the deadline.
+    /// Given up at the deadline, and perhaps executed.
     pub expired: u64,
+    /// Not begun by a server that saw that the deadline had passed, or would.
+    pub not_begun: u64,
+    /// Never sent, as the client itself held them back: what the server would have done with them nobody knows.
+    pub held_back: u64,
+    /// Never sent, as the socket was full.
+    pub blocked: u64,
     /// Failed for any other reason.
     pub failed: BTreeMap<String, u64>,
     /// Nothing was heard of them.
     pub unanswered: u64,
-    /// How long those took that were served in time, since they were due.
+    /// How long those took that the server let in, as far as a caller can know: served in time or late, or given up
+    /// without an answer. Since they were due.
     pub p50_us: f64,
     /// The same, all but a hundredth.
     pub p99_us: f64,
-    /// How long it took to be refused, all but a hundredth, since the call was due.
+    /// How long it took to be refused, all but a hundredth, since the call was made.
     pub refusal_p99_us: f64,
 }
 
@@ -57,10 +71,11 @@ impl Tally {
     ///
     /// # Errors
     ///
-    /// Calls were lost, or counted twice; or calls failed, or were never heard of.
+    /// Calls were lost, or counted twice, or never heard of.
     pub fn check(&self) -> Result<(), BoxError> {
-        let heads = [self.ok, self.late, self.refused_in_all(), self.expired, self.unanswered];
-        let counted = heads.iter().sum::<u64>() + self.failed.values().sum::<u64>();
+        let Self { ok, late, expired, not_begun, held_back, blocked, unanswered, .. } = *self;
+        let heads = [ok, late, self.refused_in_all(), expired, not_begun, held_back, blocked, unanswered];
+        let counted = heads.iter().sum::<u64>() + self.failed_in_all();
         if counted != self.offered {
             return Err(format!("{} calls were offered, and {counted} are accounted for", self.offered).into());
         }
@@ -70,10 +85,22 @@ impl Tally {
         Ok(())
     }
 
-    /// Of all calls, those that failed for a reason that no overload explains.
+    /// Of all reasons.
     #[must_use]
-    pub fn share_failed(&self) -> f64 {
-        self.failed.values().sum::<u64>() as f64 / self.offered.max(1) as f64
+    pub fn failed_in_all(&self) -> u64 {
+        self.failed.values().sum()
+    }
+
+    /// What `calls` are of all that were offered.
+    #[must_use]
+    pub fn share(&self, calls: u64) -> f64 {
+        calls as f64 / self.offered.max(1) as f64
+    }
+
+    /// Calls a second that were served in time.
+    #[must_use]
+    pub fn goodput(&self, phase: Duration) -> f64 {
+        self.ok as f64 / phase.as_secs_f64()
     }
 }
 
@@ -82,35 +109,40 @@ impl Tally {
 pub(super) struct Counting {
     tally: Tally,
     ended: u64,
-    served: Histogram<u64>,
+    admitted: Histogram<u64>,
     refused: Histogram<u64>,
 }
 
 impl Counting {
     pub(super) fn new() -> Result<Self, BoxError> {
-        let (served, refused) = (times()?, times()?);
-        Ok(Self { tally: Tally::default(), ended: 0, served, refused })
+        let (admitted, refused) = (times()?, times()?);
+        Ok(Self { tally: Tally::default(), ended: 0, admitted, refused })
     }
 
     pub(super) fn offer(&mut self) {
         self.tally.offered += 1;
     }
 
-    /// `took` counts from when the call was due.
-    pub(super) fn end(&mut self, outcome: Outcome, took: Duration, deadline: Duration) {
+    /// `took` counts from when the call was due, `since_made` from when it was made.
+    pub(super) fn end(&mut self, outcome: Outcome, took: Duration, since_made: Duration, deadline: Duration) {
         self.ended += 1;
-        match outcome {
-            Outcome::Served if took <= deadline => {
-                self.tally.ok += 1;
-                self.served.saturating_record(took.as_nanos() as u64);
-            }
-            Outcome::Served => self.tally.late += 1,
+        let Self { tally, admitted, refused, .. } = self;
+        let (head, let_in) = match outcome {
+            Outcome::Served if took <= deadline => (&mut tally.ok, true),
+            Outcome::Served => (&mut tally.late, true),
+            Outcome::Expired => (&mut tally.expired, true),
+            Outcome::NotBegun => (&mut tally.not_begun, false),
+            Outcome::HeldBack => (&mut tally.held_back, false),
+            Outcome::Blocked => (&mut tally.blocked, false),
+            Outcome::Failed(reason) => return add(&mut tally.failed, &reason),
             Outcome::Refused(reason) => {
-                *self.tally.refused.entry(reason).or_default() += 1;
-                self.refused.saturating_record(took.as_nanos() as u64);
+                refused.saturating_record(since_made.as_nanos() as u64);
+                return add(&mut tally.refused, &reason);
             }
-            Outcome::Expired => self.tally.expired += 1,
-            Outcome::Failed(reason) => *self.tally.failed.entry(reason).or_default() += 1,
+        };
+        *head += 1;
+        if let_in {
+            admitted.saturating_record(took.as_nanos() as u64);
         }
     }
 
@@ -118,15 +150,25 @@ impl Counting {
         let at = |histogram: &Histogram<u64>, quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
         let mut tally = std::mem::take(&mut self.tally);
         tally.unanswered = tally.offered - self.ended;
-        tally.p50_us = at(&self.served, 0.5);
-        tally.p99_us = at(&self.served, 0.99);
+        tally.p50_us = at(&self.admitted, 0.5);
+        tally.p99_us = at(&self.admitted, 0.99);
         tally.refusal_p99_us = at(&self.refused, 0.99);
         tally
     }
 }
 
+/// Under a name that is there already, as nearly always, nothing is allocated.
+fn add(to: &mut BTreeMap<String, u64>, name: &str) {
+    match to.get_mut(name) {
+        Some(count) => *count += 1,
+        None => {
+            to.insert(name.to_owned(), 1);
+        }
+    }
+}
+
 /// Times in nanoseconds. Its end is fixed: one that grows puts what is beyond it, if asked to saturate, at its end.
-pub(super) fn times() -> Result<Histogram<u64>, BoxError> {
+pub fn times() -> Result<Histogram<u64>, BoxError> {
     const LONGEST: Duration = Duration::from_secs(60);
     Ok(Histogram::new_with_bounds(1, LONGEST.as_nanos() as u64, 3)?)
 }
@@ -140,10 +182,25 @@ pub struct Report {
     pub slots: Vec<Slot>,
     /// How late calls began, all but a hundredth.
     pub lateness_p99_us: f64,
-    /// The part of the time that the generator was on a CPU.
+    /// The part of the time that the generator was on a CPU, in the phase in which it was busiest.
     pub cpu: f64,
     /// Of a closed loop: calls served in each second.
     pub per_sec: f64,
+    /// Of a closed loop: how long they took, all but a hundredth.
+    pub p99_us: f64,
+}
+
+impl Report {
+    /// Of every source and phase.
+    pub fn tallies(&self) -> impl Iterator<Item = &Tally> {
+        self.sources.iter().flat_map(|source| &source.phases)
+    }
+
+    /// Calls that were served in time.
+    #[must_use]
+    pub fn ok(&self) -> u64 {
+        self.tallies().map(|tally| tally.ok).sum()
+    }
 }
 
 /// What became of the calls of a source.
@@ -178,19 +235,38 @@ mod tests {
     #[test]
     fn every_call_is_under_one_head() {
         let mut counting = Counting::new().expect("valid digits");
-        let outcomes =
-            [Outcome::Served, Outcome::Refused("LIMIT".into()), Outcome::Expired, Outcome::Failed("odd".into())];
+        let outcomes = [
+            Outcome::Served,
+            Outcome::Refused("LIMIT".into()),
+            Outcome::Expired,
+            Outcome::NotBegun,
+            Outcome::HeldBack,
+            Outcome::Blocked,
+            Outcome::Failed("odd".into()),
+        ];
         for outcome in outcomes {
             counting.offer();
-            counting.end(outcome, MS, 2 * MS);
+            counting.end(outcome, MS, MS, 2 * MS);
         }
         counting.offer();
-        counting.end(Outcome::Served, 3 * MS, 2 * MS);
+        counting.end(Outcome::Served, 3 * MS, MS, 2 * MS);
         let tally = counting.finish();
-        assert_eq!((tally.offered, tally.ok, tally.late, tally.expired), (5, 1, 1, 1));
-        assert_eq!((tally.refused_in_all(), tally.share_failed()), (1, 0.2));
-        assert!((995.0..1_005.0).contains(&tally.p99_us) && tally.refusal_p99_us > 995.0, "{tally:?}");
+        assert_eq!((tally.offered, tally.ok, tally.late, tally.expired), (8, 1, 1, 1));
+        assert_eq!((tally.not_begun, tally.held_back, tally.blocked), (1, 1, 1));
+        assert_eq!((tally.refused_in_all(), tally.failed_in_all(), tally.share(tally.ok)), (1, 1, 0.125));
         assert!(tally.check().is_ok());
+    }
+
+    #[test]
+    fn who_was_let_in_and_came_too_late_is_among_the_slowest() {
+        let mut counting = Counting::new().expect("valid digits");
+        for nth in 0..100 {
+            counting.offer();
+            let (outcome, took) = if nth < 97 { (Outcome::Served, 1) } else { (Outcome::Expired, 50) };
+            counting.end(outcome, took * MS, MS, 50 * MS);
+        }
+        let tally = counting.finish();
+        assert!((995.0..1_005.0).contains(&tally.p50_us) && tally.p99_us > 49_000.0, "{tally:?}");
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Caller for Calling {
             Err(RpcError::DeadlineExceeded) => Outcome::Expired,
             // It has no code of its own for this.
             Err(RpcError::Server(error)) if error.detail.contains("throttled") => {
-                Outcome::Refused("THROTTLED".to_owned())
+                Outcome::Refused("THROTTLED".into())
             }
             Err(RpcError::Server(error)) => Outcome::Failed(error.to_string()),
             Err(other) => Outcome::Failed(other.to_string()),

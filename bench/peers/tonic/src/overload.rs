@@ -1,6 +1,7 @@
 //! tonic under overload, with what its users have against it: tower's limit of calls on a connection, and
 //! load shedding in front of that.
 
+use std::error::Error;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -47,13 +48,18 @@ async fn serve(addr: SocketAddr, settings: Settings) -> Result<(), BoxError> {
     let listener = TcpListener::bind(addr).await?;
     harness::announce(listener.local_addr()?)?;
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let mut server = Server::builder();
+    // Callers give up by the thousand under overload; by default HTTP/2 takes that for an attack, and ends connections.
+    // And a connection has two hundred calls by default, for the rest of which its client would wait.
+    let many = u32::try_from(MANY).ok();
+    let mut server = Server::builder().http2_max_pending_accept_reset_streams(Some(MANY)).max_concurrent_streams(many);
     if let Some(limit) = settings.limit_per_connection {
         server = server.concurrency_limit_per_connection(limit as usize).load_shed(true);
     }
     server.add_service(DeskServer::new(Working)).serve_with_incoming(incoming).await?;
     Ok(())
 }
+
+const MANY: usize = 100_000;
 
 async fn connect(addr: SocketAddr) -> Result<Calling, BoxError> {
     let channel = Endpoint::from_shared(format!("http://{addr}"))?.tcp_nodelay(true).connect().await?;
@@ -73,11 +79,20 @@ impl Caller for Calling {
         match tokio::time::timeout(left, client.work(request)).await {
             Err(_elapsed) => Outcome::Expired,
             Ok(Ok(_)) => Outcome::Served,
-            Ok(Err(status)) => match status.code() {
-                Code::ResourceExhausted => Outcome::Refused("RESOURCE_EXHAUSTED".to_owned()),
-                Code::DeadlineExceeded | Code::Cancelled => Outcome::Expired,
-                _ => Outcome::Failed(status.to_string()),
-            },
+            Ok(Err(status)) => told(&status),
         }
+    }
+}
+
+/// What the server said. What the transport made up has a source, and is neither a refusal nor a deadline, whatever its
+/// code: HTTP/2 has a connection that "is to be calm" end with that of a refusal. But for the timeout, by which the client
+/// goes as well.
+fn told(status: &Status) -> Outcome {
+    match status.code() {
+        Code::Cancelled if status.message() == "Timeout expired" => Outcome::Expired,
+        code if status.source().is_some() => Outcome::Failed(format!("{code:?}, the connection")),
+        Code::ResourceExhausted => Outcome::Refused("RESOURCE_EXHAUSTED".into()),
+        Code::DeadlineExceeded => Outcome::Expired,
+        code => Outcome::Failed(format!("{code:?}")),
     }
 }

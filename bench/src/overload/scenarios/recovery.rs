@@ -6,12 +6,13 @@ use std::time::Duration;
 use bench_kit::BoxError;
 use bench_kit::overload::TIME_SLOT;
 
-use super::{TOGETHER, first_ms};
-use crate::overload::bench::Bench;
-use crate::overload::target::{Figure, Want};
+use super::settled_ms;
+use crate::overload::bench::{Bench, Turn};
+use crate::overload::matrix::CALM;
+use crate::overload::results::Results;
+use crate::overload::target::Want;
 use crate::overload::workload::{W1, W2, Workload};
 
-const CALM: f64 = 0.5;
 const PEAK: f64 = 5.0;
 
 /// Onset is over when so much of the capacity is goodput.
@@ -19,31 +20,28 @@ const AT_ITS_BEST: f64 = 0.9;
 /// It has recovered when of the calls that are due so many are served.
 const AS_BEFORE: f64 = 0.99;
 
-pub(super) fn run(bench: &mut Bench) -> Result<Vec<Figure>, BoxError> {
-    let mut figures = of(bench, &W1)?;
-    figures.extend(of(bench, &W2)?);
-    Ok(figures)
+pub(in crate::overload) fn run(bench: &Bench, results: &mut Results) -> Result<(), BoxError> {
+    [&W1, &W2].into_iter().try_for_each(|workload| of(bench, workload, results))
 }
 
-fn of(bench: &mut Bench, workload: &Workload) -> Result<Vec<Figure>, BoxError> {
-    let capacity = bench.known_capacity(workload)?;
-    let site = bench.start(None, &workload.fixed())?;
+fn of(bench: &Bench, workload: &Workload, results: &mut Results) -> Result<(), BoxError> {
     // A whole number of slots, so that no slot is in two phases.
     let phase = Duration::from_secs(1).min(bench.window);
-    let phase = TIME_SLOT * (phase.as_nanos() / TIME_SLOT.as_nanos()) as u32;
-    let loads = [CALM, PEAK, CALM].map(|load| (phase, workload.at(load * capacity)));
-    let (report, void) = bench.offer(&site, &workload.plan(&loads, bench.seed(0)))?;
-
-    let per_phase = (phase.as_nanos() / TIME_SLOT.as_nanos()) as usize;
-    let phase_of = |nth: usize| &report.slots[nth * per_phase..(nth + 1) * per_phase];
-    let best = capacity * TIME_SLOT.as_secs_f64() * TOGETHER as f64;
-    let onset = first_ms(phase_of(1), |slot| slot.served as f64 >= AT_ITS_BEST * best);
-    let recovery = first_ms(phase_of(2), |slot| slot.due > 0 && slot.due_ok as f64 >= AS_BEFORE * slot.due as f64);
-    let figure = |what: &str, gate, aim, found: Option<f64>| {
-        let condition = format!("{}, 0.5x, 5x, 0.5x: {what}", workload.name);
+    let slots = (phase.as_nanos() / TIME_SLOT.as_nanos()) as usize;
+    let phase = TIME_SLOT * slots as u32;
+    let found = bench.medians(workload, |Turn { capacity, seed }| {
+        let mut site = bench.start(None, &workload.fixed())?;
+        let loads = [CALM, PEAK, CALM].map(|load| (phase, workload.at(load * capacity)));
+        let (report, _, void) = bench.offer(&mut site, &workload.plan(&loads, seed))?;
+        let phase_of = |nth: usize| &report.slots[nth * slots..(nth + 1) * slots];
+        let best = AT_ITS_BEST * capacity * TIME_SLOT.as_secs_f64();
+        let onset = settled_ms(phase_of(1), |sum, slots| sum.served as f64 >= best * slots as f64);
+        let recovery = settled_ms(phase_of(2), |sum, _| sum.due > 0 && sum.due_ok as f64 >= AS_BEFORE * sum.due as f64);
         // What has not come by the end of its phase takes at least that long.
-        let found = found.unwrap_or(phase.as_secs_f64() * 1e3);
-        Figure::new("T14", condition, "ms", Want::AtMost { gate, aim }, found).void_if(void.as_deref())
-    };
-    Ok(vec![figure("onset", 100.0, 20.0, onset), figure("recovery", 250.0, 50.0, recovery)])
+        Ok(([onset, recovery].map(|found| found.unwrap_or(super::ms(slots))), void))
+    })?;
+    let condition = |what: &str| format!("{}, 0.5x, 5x, 0.5x: {what}", workload.name);
+    let (onset, recovery) = (Want::AtMost { gate: 100.0, aim: 20.0 }, Want::AtMost { gate: 250.0, aim: 50.0 });
+    results.figure(found.figure(0, "T14", &condition("onset"), "ms", onset))?;
+    results.figure(found.figure(1, "T14", &condition("recovery"), "ms", recovery))
 }

@@ -1,5 +1,8 @@
 //! The few shapes of a chart as SVG.
 
+pub(crate) mod axis;
+pub(crate) mod style;
+
 use std::fmt::Write;
 
 /// A picture that is being drawn.
