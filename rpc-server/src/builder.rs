@@ -182,7 +182,8 @@ impl ServerBuilder {
     /// Items per second that the clients of the whole server send in streams. An item above the rate waits in the
     /// window of its stream until the service may be handed it, and the client is given no credit meanwhile: it is
     /// slowed down, and nothing is refused or lost. Rates of calls count the opening of a stream; what a server
-    /// sends is not limited. It costs a reading of the clock for each item. See
+    /// sends is not limited. Streams that want more than there is get the same. It costs a reading of the clock and
+    /// an uncontended lock for each item. See
     /// [`Call::pace_items`](crate::Call::pace_items) for what to think of with bursts. Default: no limit.
     pub fn item_rate(mut self, rate: Rate) -> Self {
         self.config.item_rate = Some(rate);

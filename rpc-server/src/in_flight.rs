@@ -20,6 +20,7 @@ use tokio::task::{AbortHandle, Id};
 use crate::{
     body::Upload,
     call::Opening,
+    clock::Reading,
     gauges::Share,
     method::IdHasher,
     pace::{LeastRate, Pace},
@@ -48,8 +49,8 @@ pub(crate) struct InFlight {
     next_expiry: Option<Instant>,
     /// Nothing that comes in parts has come too slowly before this; early in the same way.
     next_slow: Option<Instant>,
-    /// No service may be handed an item that waits for its rate before this; early in the same way.
-    next_turn: Option<Instant>,
+    /// No item that waits for its rate can have its token before this; early in the same way.
+    next_token: Option<Instant>,
     /// No stream can be found idle before this; early in the same way.
     next_idle: Option<Instant>,
     least_rate: Option<LeastRate>,
@@ -162,7 +163,7 @@ impl InFlight {
             by_id: HashMap::default(),
             next_expiry: None,
             next_slow: None,
-            next_turn: None,
+            next_token: None,
             next_idle: None,
             least_rate,
             gauge,
@@ -291,23 +292,23 @@ impl InFlight {
         slow
     }
 
-    /// Notes that a service may be handed its next item then.
-    pub(crate) fn note_turn(&mut self, at: Instant) {
-        self.next_turn = earlier(self.next_turn, Some(at));
+    /// Notes when to look whether the item of a stream has its token.
+    pub(crate) fn note_token(&mut self, at: Instant) {
+        self.next_token = earlier(self.next_token, Some(at));
     }
 
-    /// When to look for services next that may be handed items.
-    pub(crate) fn next_turn(&self) -> Option<Instant> {
-        self.next_turn
+    /// When to look for items next that wait for tokens.
+    pub(crate) fn next_token(&self) -> Option<Instant> {
+        self.next_token
     }
 
-    /// Wakes the services that may be handed items at `now`.
-    pub(crate) fn wake_in_turn(&mut self, now: Instant) {
-        if self.next_turn.is_none_or(|next| next > now) {
+    /// Wakes the services whose next items have their tokens at `now`.
+    pub(crate) fn wake_paced(&mut self, now: Instant) {
+        if self.next_token.is_none_or(|next| next > now) {
             return;
         }
-        let streams = self.calls.iter().filter_map(|(_, call)| call.stream.as_ref());
-        self.next_turn = streams.filter_map(|seat| seat.stream.wake_in_turn(now)).min();
+        let (reading, streams) = (Reading::at(now), self.calls.iter().filter_map(|(_, call)| call.stream.as_ref()));
+        self.next_token = streams.filter_map(|seat| seat.stream.look_in_time(reading)).min();
     }
 
     /// When to look for idle streams next.

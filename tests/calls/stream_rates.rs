@@ -65,13 +65,64 @@ async fn what_waits_for_the_rate_is_bounded_by_the_window_and_stops_nobody_else(
     server.assert_idle().await;
 }
 
+/// Sums that are sent to as fast as may be, and what each of their services had in the end.
+async fn compete(server: &FeedServer, clients: &[Client], seconds: u32) -> Vec<u64> {
+    let sending: Vec<_> = clients
+        .iter()
+        .map(|client| {
+            let feed: FeedClient = client.service();
+            tokio::spawn(async move {
+                let (mut numbers, sum) = feed.count_until_gate().open().await.unwrap();
+                let sending = async {
+                    loop {
+                        if numbers.send(1).await.is_err() {
+                            break;
+                        }
+                    }
+                };
+                tokio::join!(sending, sum).1.unwrap()
+            })
+        })
+        .collect();
+    sleep(seconds * SECOND).await;
+    server.feeder.open_gate();
+    futures::future::join_all(sending).await.into_iter().map(Result::unwrap).collect()
+}
+
 #[tokio::test(start_paused = true)]
-async fn many_streams_share_the_rate_of_the_server() {
+async fn streams_of_one_connection_and_of_several_get_equal_shares_of_a_rate_and_all_of_it() {
+    // Where a millisecond, which is what timers have, brings less than one token, one, and ten.
+    for (rate, burst, seconds) in [(100_u32, 1, 20), (1_000, 10, 5), (10_000, 100, 2)] {
+        for connections in [1, 2] {
+            for streams in [2, 20] {
+                let of = format!("{rate}/s, {streams} streams of {connections} connections");
+                let server = paced(|builder| builder.item_rate(Rate::per_second(rate.into()).burst(burst)));
+                let clients: Vec<_> = (0..connections).map(|_| server.client()).collect();
+                let clients: Vec<_> = clients.into_iter().cycle().take(streams).collect();
+                let had = compete(&server, &clients, seconds).await;
+                let (all, most) = (had.iter().sum::<u64>(), u64::from(rate * seconds + burst));
+                assert!((most * 97 / 100..=most).contains(&all), "{of}: {all} of {most}");
+                let share = all / streams as u64;
+                assert!(had.iter().all(|had| (share / 2..=share * 2).contains(had)), "{of}: {had:?}");
+                drop(clients);
+                server.assert_idle().await;
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_streams_share_the_rate_of_the_server_and_none_of_it_is_lost_with_those_that_end() {
     let server = paced(|builder| builder.item_rate(Rate::per_second(1_000.0).burst(50)));
-    let sending: Vec<_> = (0..30).map(|_| tokio::spawn(send_all_the_time(server.client()))).collect();
-    sleep(10 * SECOND).await;
+    let mut sending: Vec<_> = (0..30).map(|_| tokio::spawn(send_all_the_time(server.client()))).collect();
+    for _ in 0..20 {
+        sleep(SECOND / 2).await;
+        // All of them wait in line, whoever goes.
+        sending.remove(0).abort();
+        sending.push(tokio::spawn(send_all_the_time(server.client())));
+    }
     let consumed = server.feeder.consumed();
-    assert!((9_500..=10_100).contains(&consumed), "{consumed}");
+    assert!((9_500..=10_050).contains(&consumed), "{consumed}");
     sending.iter().for_each(|sending| sending.abort());
     drop(sending);
     server.assert_idle().await;
