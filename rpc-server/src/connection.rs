@@ -451,7 +451,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             taken = self.process(bytes, cx, now)?;
             self.note_frames(taken, taken < bytes.len(), now.instant);
         }
-        self.partial.extend_from_slice(&bytes[taken..]);
+        self.keep_of_frame(&bytes[taken..]);
         Ok(Some(bytes.len()))
     }
 
