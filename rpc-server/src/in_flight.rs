@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rpc_core::{CallId, Context, Deadline, Refusal};
+use rpc_core::{CallId, Context, Deadline, Executed, Refusal};
 use slab::Slab;
 use tokio::task::{AbortHandle, Id};
 
@@ -394,6 +394,14 @@ impl Pending {
 }
 
 impl Place {
+    /// What is to be said of a call that ends here: whether its service has been called.
+    pub(crate) fn executed(&self) -> Executed {
+        match self {
+            Self::Waiting(_) | Self::Receiving(_) => Executed::Never,
+            Self::Slot(_) | Self::Task { .. } => Executed::Maybe,
+        }
+    }
+
     fn upload(&self) -> Option<&Upload> {
         match self {
             Self::Waiting(waiting) => Some(&waiting.upload),

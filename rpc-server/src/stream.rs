@@ -61,6 +61,8 @@ struct State {
     kept: Kept,
     sender: Option<Waker>,
     receiver: Option<Waker>,
+    /// The service, when it waits for nothing but the end.
+    watcher: Option<Waker>,
     /// The service, when its next item waits for a token.
     paced: Option<Waker>,
     /// How fast the service is handed items, until it has its end of the stream.
@@ -163,6 +165,7 @@ impl Stream {
             kept: Kept::default(),
             sender: None,
             receiver: None,
+            watcher: None,
             paced: None,
             pace: None,
             token: None,
@@ -362,12 +365,13 @@ impl Stream {
         if again <= now.instant { self.look_for_token(now) } else { Some(again) }
     }
 
-    /// Whether anything happened since this was asked last. A service that has items, or owes nothing but the
-    /// answer, is at work.
+    /// Whether anything happened since this was asked last. A service that has items is at work, unless it waits for
+    /// the client to take what it sends; and so is one that owes nothing but its answer.
     pub(crate) fn has_moved(&self) -> bool {
         let mut state = self.lock();
-        let answers = !self.kind.server_sends() && state.inflow.has_ended();
-        mem::take(&mut state.moved) || state.kept.is_at_work() || answers
+        let stands = state.sender.is_some() && !state.is_ready();
+        let answers = !self.kind.server_sends() && (state.inflow.has_ended() || !state.inflow.is_wanted());
+        mem::take(&mut state.moved) || (state.kept.is_at_work() && !stands) || answers
     }
 
     /// Whether parts of an item are to come.
@@ -410,7 +414,7 @@ impl Stream {
 
     /// Waits until the stream is closed, and says why.
     pub(crate) fn poll_closed(&self, waker: &Waker) -> Poll<Status> {
-        self.poll(waker, |state| &mut state.sender, |state| state.closed.clone().map_or(Poll::Pending, Poll::Ready))
+        self.poll(waker, |state| &mut state.watcher, |state| state.closed.clone().map_or(Poll::Pending, Poll::Ready))
     }
 
     /// Puts items into the queue. Those for which there is no credit are refused: the client would end the connection,
@@ -559,7 +563,8 @@ impl State {
         self.inflow.close();
         self.kept.closed();
         self.note_held();
-        Closed { wakers: [self.sender.take(), self.receiver.take(), self.paced.take()], token: self.token.take() }
+        let Self { sender, receiver, watcher, paced, token, .. } = self;
+        Closed { wakers: [sender, receiver, watcher, paced].map(Option::take), token: token.take() }
     }
 
     fn note_held(&mut self) {
@@ -571,7 +576,7 @@ impl State {
 /// What a stream that is closed leaves, for outside of the lock.
 #[must_use]
 struct Closed {
-    wakers: [Option<Waker>; 3],
+    wakers: [Option<Waker>; 4],
     token: Option<Token>,
 }
 
