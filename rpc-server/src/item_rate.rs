@@ -60,3 +60,32 @@ impl ItemPace {
         Ok(())
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::{task::Waker, time::Duration};
+
+    use rpc_core::limit::{Rate, RateWait};
+
+    use super::*;
+
+    const NOW: Ticks = Ticks::new(1 << 60);
+
+    #[test]
+    fn a_token_of_one_rate_is_kept_while_the_item_waits_for_the_other_and_it_counts_once() {
+        let rate = |per_second| Arc::new(RateLimit::new("items", Rate::per_second(per_second).burst(1)).unwrap());
+        let (narrow, wide, waited) = (rate(0.01), rate(10.0), Arc::default());
+        let mut pace = ItemPace::new(ItemRates(vec![Arc::clone(&narrow), Arc::clone(&wide)]), &waited);
+        wide.try_acquire(1, NOW).unwrap();
+        let asked = pace.admit(NOW).unwrap_err();
+        assert!(Arc::ptr_eq(asked, &wide) && pace.waits());
+        assert_eq!(narrow.tokens_available(NOW), 0);
+        let wait = RateWait::join(&wide, Waker::noop().clone());
+        let then = NOW.saturating_add(Duration::from_millis(100));
+        wait.poll(then).unwrap();
+        pace.has_waited();
+        assert!(pace.admit(then).is_ok() && !pace.waits(), "it pays the narrow one once");
+        assert!(Arc::ptr_eq(pace.admit(then).unwrap_err(), &narrow), "the next item pays both");
+        assert_eq!(waited.load(Ordering::Relaxed), 2);
+    }
+}
