@@ -488,7 +488,7 @@ impl Stream {
     /// Waits in the line of `rate` for a token, and wakes `waker` when it has come; or says why the stream was closed.
     pub(crate) fn wait_for_token(self: &Arc<Self>, rate: &Arc<RateLimit>, waker: &Waker) -> Poll<Status> {
         let wait = Arc::new(RateWait::join(rate, Waker::from(Arc::clone(self))));
-        let token = Token { wait: Arc::clone(&wait), again: clock::now(), has_come: false };
+        let mut token = Some(Token { wait, again: clock::now(), has_come: false });
         let mut waker = Some(waker.clone());
         {
             let mut state = self.lock();
@@ -497,7 +497,7 @@ impl Stream {
                 return Poll::Ready(why.clone());
             }
             mem::swap(&mut state.paced, &mut waker);
-            state.token = Some(token);
+            mem::swap(&mut state.token, &mut token);
         }
         self.list();
         Poll::Pending
@@ -596,7 +596,7 @@ fn wake(waker: Option<Waker>) {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use rpc_core::limit::ConcurrencyLimit;
+    use rpc_core::limit::{ConcurrencyLimit, Rate};
 
     use super::*;
 
@@ -618,6 +618,45 @@ mod tests {
     fn take(stream: &Stream, intake: &mut Intake) -> Poll<Result<bool, Status>> {
         while intake.next_item().is_some() {}
         stream.poll_take(intake, Waker::noop())
+    }
+
+    /// A waker that looks, when its last owner drops it, whether the stream could be used.
+    struct Own(Arc<Stream>, Arc<AtomicU64>);
+
+    impl Wake for Own {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            let free = self.0.state.try_lock().is_ok();
+            self.1.fetch_add(if free { 1 } else { 1_000 }, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn whoever_waits_may_use_the_stream_in_the_drop_of_a_waker() {
+        let windows = Windows { server: 1 << 16, client: 0 };
+        let stream =
+            Stream::new(CallId::new(1, 0), CallKind::BothWays, BOUNDS, windows, &Arc::default(), &Arc::default());
+        let (stream, dropped) = (Arc::new(stream), Arc::default());
+        let rate = Arc::new(RateLimit::new("items", Rate::per_second(1.0).burst(1)).unwrap());
+        let polls: [&dyn Fn(&Waker) -> bool; 5] = [
+            &|waker| stream.poll_send(waker).is_pending(),
+            &|waker| stream.poll_closed(waker).is_pending(),
+            &|waker| stream.poll_take(&mut Intake::new(1 << 16), waker).is_pending(),
+            &|waker| stream.wait_for_token(&rate, waker).is_pending(),
+            &|waker| stream.poll_token(waker).is_pending(),
+        ];
+        let waker = || Waker::from(Arc::new(Own(Arc::clone(&stream), Arc::clone(&dropped))));
+        for poll in polls {
+            for _ in 0..3 {
+                assert!(poll(&waker()));
+            }
+        }
+        assert_eq!(dropped.load(Ordering::Relaxed), 5 * 3 - 4, "those that were replaced");
+        stream.close(&Status::cancelled("closed"));
+        assert_eq!(dropped.load(Ordering::Relaxed), 5 * 3, "and those that were woken");
     }
 
     #[test]
