@@ -20,8 +20,8 @@ use super::{
 /// Tokens go to who has asked first, one for each. Who comes back for the next one stands behind all the others, so
 /// everybody who waits gets as many, whatever the rate. Where several tokens are there at once, because timers are
 /// coarser than the rate, the first to come back must not take those that are left: all who were called are waited
-/// for, so that they stand in line as well. One that does not come, because it has something else to do, is not waited for
-/// longer than [`LONGEST_ROUND`].
+/// for, so that they stand in line as well. One that does not come, because it has something else to do, is not
+/// waited for longer than [`LONGEST_ROUND`].
 #[derive(Debug)]
 pub(super) struct Line(Mutex<State>);
 
@@ -57,9 +57,9 @@ impl State {
         if self.called.is_empty() || left > LONGEST_ROUND { Duration::ZERO } else { left }
     }
 
-    /// Gives tokens to who has waited longest, as many as there are. Who but `asker` is to be woken: those who have
-    /// one, and who is first then, to see when the next one comes. And when it does.
-    fn serve(&mut self, limit: &RateLimit, now: Ticks, asker: u64) -> (Vec<Arc<Waker>>, Duration) {
+    /// Gives tokens to who has waited longest, as many as there are. Who is to be woken: those who have one, and who
+    /// is first then, to see when the next one comes. And when it does.
+    fn serve(&mut self, limit: &RateLimit, now: Ticks) -> (Vec<(u64, Arc<Waker>)>, Duration) {
         let (mut woken, mut again) = (Vec::new(), self.round(now));
         if !again.is_zero() {
             return (woken, again);
@@ -73,19 +73,13 @@ impl State {
             }
             let (number, waker) = first.remove_entry();
             self.called.insert(number);
-            if number != asker {
-                woken.push(waker);
-            }
+            woken.push((number, waker));
         }
         if !self.called.is_empty() {
             self.round_ends = now.saturating_add(LONGEST_ROUND);
-            woken.extend(self.first().filter(|_| self.waiting.keys().next() != Some(&asker)));
+            woken.extend(self.waiting.first_key_value().map(|(number, waker)| (*number, Arc::clone(waker))));
         }
         (woken, again)
-    }
-
-    fn first(&self) -> Option<Arc<Waker>> {
-        self.waiting.first_key_value().map(|(_, waker)| Arc::clone(waker))
     }
 }
 
@@ -105,8 +99,8 @@ impl RateLimit {
 /// something else to do, has its token when it comes, and nobody waits for it.
 ///
 /// No timer belongs to it: whoever waits asks with [`RateWait::poll`] when it was told to, and when it is woken. Each
-/// serves the whole line, so one that is late keeps the others waiting no longer than [`RateWait::LONGEST`]. Calls that take tokens by
-/// [`RateLimit::try_acquire`] stand in no line, and may take what others wait for.
+/// serves the whole line, so one that is late keeps the others waiting no longer than [`RateWait::LONGEST`]. Calls that
+/// take tokens by [`RateLimit::try_acquire`] stand in no line, and may take what others wait for.
 ///
 /// Wakers are called by polls and drops of other waits, so neither belongs under a lock that a waker takes.
 ///
@@ -154,12 +148,13 @@ impl RateWait {
     ///
     /// Not yet; how long to wait until asking again.
     pub fn poll(&self, now: Ticks) -> Result<(), Duration> {
+        // Wakers are called and dropped outside of the lock.
         let (woken, outcome) = {
             let mut line = self.limit.line.lock();
             if !line.waiting.contains_key(&self.number) {
                 return Ok(());
             }
-            let (woken, again) = line.serve(&self.limit, now, self.number);
+            let (woken, again) = line.serve(&self.limit, now);
             let outcome = match line.waiting.keys().next() {
                 Some(first) if *first == self.number => Err(again.min(Self::LONGEST)),
                 Some(first) if *first < self.number => Err(Self::LONGEST),
@@ -167,7 +162,12 @@ impl RateWait {
             };
             (woken, outcome)
         };
-        woken.iter().for_each(|waker| waker.wake_by_ref());
+        for (number, waker) in woken {
+            // Who asks is told.
+            if number != self.number {
+                waker.wake_by_ref();
+            }
+        }
         outcome
     }
 }
@@ -179,8 +179,8 @@ impl Drop for RateWait {
             let own = line.waiting.remove(&self.number);
             let first_leaves = own.is_some() && line.waiting.keys().next().is_none_or(|first| *first > self.number);
             let ends_round = line.called.remove(&self.number) && line.called.is_empty();
-            let next = if first_leaves || ends_round { line.first() } else { None };
-            (own, next)
+            let first = line.waiting.values().next().filter(|_| first_leaves || ends_round).map(Arc::clone);
+            (own, first)
         };
         if let Some(next) = next {
             next.wake_by_ref();
@@ -188,8 +188,8 @@ impl Drop for RateWait {
     }
 }
 
-/// Longer than it takes to come back where much is going on, and no longer than what the default burst holds: what is not
-/// given out meanwhile is not lost.
+/// Longer than it takes to come back where much is going on, and no longer than what the default burst holds: what is
+/// not given out meanwhile is not lost.
 const LONGEST_ROUND: Duration = Duration::from_millis(10);
 
 #[cfg(all(test, not(any(loom, shuttle))))]
