@@ -282,7 +282,7 @@ pub fn encode_item<E>(
     frame.write_header(out, Kind::Item, ITEM_HEAD_LEN, id);
     out[frame.start + FLAGS_AT] = FLAG_MORE;
     let mut remainder = Remainder::behind(body, first);
-    while !remainder.encode_part(out, id, bounds.max_frame) {}
+    while !remainder.cut_part(out, id, bounds.max_frame) {}
     Ok(len)
 }
 

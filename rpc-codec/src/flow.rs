@@ -9,8 +9,9 @@
 //! ```
 //!
 //! holds at every moment, and every term but the first is at least zero; the first falls below by one
-//! item at most. So a receiver holds the window and one item at most, and a sender without
-//! credit gets some when the consumer has taken half the window.
+//! item at most. So what a receiver has and was not consumed is the window and one item at most, and a sender without
+//! credit gets some when the consumer has taken half the window. A batch is in memory until its last item has been
+//! taken, beside what comes for the credit of its first ones.
 
 use std::{collections::VecDeque, mem};
 

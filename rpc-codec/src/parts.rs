@@ -42,8 +42,16 @@ impl Remainder {
         self.len() == 0
     }
 
-    /// Appends the next part as a CONT frame of at most `max_frame` bytes; `true` if it was the last.
+    /// Appends the next part as a CONT frame of at most `max_frame` bytes; `true` if it was the last. What has been
+    /// written is given back once it is most of the body, because the rest may wait for long.
     pub fn encode_part(&mut self, out: &mut Vec<u8>, id: CallId, max_frame: u32) -> bool {
+        let last = self.cut_part(out, id, max_frame);
+        self.slim();
+        last
+    }
+
+    /// The same for one of which nothing waits: all of it goes with the next part, or the ones right behind.
+    pub(crate) fn cut_part(&mut self, out: &mut Vec<u8>, id: CallId, max_frame: u32) -> bool {
         let longest = (max_frame.saturating_sub(COUNTED_LEN) as usize).clamp(MIN_PART_LEN, PART_LEN);
         let part = &self.body[self.sent..];
         let part = &part[..part.len().min(longest)];
@@ -52,12 +60,10 @@ impl Remainder {
         let frame = OpenFrame::begin(out);
         out.extend_from_slice(part);
         frame.finish_part(out, Kind::Cont, flags, id);
-        self.slim();
         self.is_empty()
     }
 
-    /// Gives back what has been written once that is most of the body: what is left may wait for long behind a peer
-    /// that does not read. What this copies is a third of a body at most.
+    /// Gives back what has been written once that is most of the body. What this copies is a third of a body at most.
     fn slim(&mut self) {
         if self.len() <= self.body.capacity() / 4 {
             self.body.drain(..self.sent);
@@ -153,6 +159,13 @@ mod tests {
         let (mut tail, mut wire) = (Remainder::new(vec![7; PART_LEN + 5]), Vec::new());
         assert!(!tail.encode_part(&mut wire, ID, u32::MAX));
         assert_eq!((tail.len(), tail.body.capacity()), (5, 5));
+    }
+
+    #[test]
+    fn of_what_leaves_at_once_nothing_is_copied_to_give_it_back() {
+        let (mut remainder, mut wire) = (Remainder::new(vec![7; 20 * PART_LEN + 5]), Vec::new());
+        while !remainder.cut_part(&mut wire, ID, u32::MAX) {}
+        assert_eq!((remainder.len(), remainder.body.capacity()), (0, 20 * PART_LEN + 5));
     }
 
     proptest! {

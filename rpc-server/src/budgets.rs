@@ -88,7 +88,8 @@ impl Kept {
 
     fn take(&mut self, needed: u64, long: bool, window: u64, budgets: &Budgets) -> Result<(), ConcurrencyRefusal> {
         let (before, beyond) = (units(&self.connection), needed.saturating_sub(window));
-        // A short item, one of those that clients do not cut, is at most a part beyond the window.
+        // Short items, those that clients do not cut, are a window that waits, with a part beyond it, beside one that the
+        // service has in hand: twice what the connection has promised, of which the server's budget knows.
         if long && beyond > before {
             grow(&mut self.connection, beyond, &budgets.connection)?;
         }

@@ -182,7 +182,8 @@ impl ServerBuilder {
     /// Items per second that the clients of the whole server send in streams. An item above the rate waits in the
     /// window of its stream until the service may be handed it, and the client is given no credit meanwhile: it is
     /// slowed down, and nothing is refused or lost. Rates of calls count the opening of a stream; what a server
-    /// sends is not limited. It costs a reading of the clock for each item. See
+    /// sends is not limited. Streams that want more than there is get the same. It costs a reading of the clock and
+    /// an uncontended lock for each item. See
     /// [`Call::pace_items`](crate::Call::pace_items) for what to think of with bursts. Default: no limit.
     pub fn item_rate(mut self, rate: Rate) -> Self {
         self.config.item_rate = Some(rate);
@@ -199,8 +200,9 @@ impl ServerBuilder {
     /// How long a stream may be idle: no item of it comes from the client, is worked on by the service, or goes to
     /// the client. One that was idle for so long, and up to an eighth longer, is ended with DEADLINE_EXCEEDED and
     /// the reason STREAM_IDLE, executed maybe. A service that has items to take, or has taken some and not asked for
-    /// more, is at work, and so is one of a client stream whose client has sent all. One that waits before it sends is
-    /// not, nor is a client that takes longer than that for what its window holds. Methods may have a time of
+    /// more, is at work, unless it waits for the client to take what it sends; and so is one of a client stream whose
+    /// client has sent all, or which wants no more and has dropped its end. One that waits before it sends is not, whatever it waits
+    /// for, nor is a client that takes longer than that for what its window holds. Methods may have a time of
     /// their own, see [`MethodLimits::stream_idle_timeout`]. Default: `None`, it may be idle until its deadline.
     pub fn stream_idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.config.stream_idle_timeout = timeout.into();

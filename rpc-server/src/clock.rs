@@ -21,8 +21,12 @@ pub(crate) struct Reading {
 
 impl Reading {
     pub(crate) fn now() -> Self {
+        Self::at(now())
+    }
+
+    /// That of a moment for which the clock was read.
+    pub(crate) fn at(instant: Instant) -> Self {
         static CLOCK: LazyLock<Clock> = LazyLock::new(|| Clock::new(now()));
-        let instant = now();
         // Ticks go on below the first reading: the clocks of two runtimes may be virtual and disagree.
         let ticks = CLOCK.ticks(instant);
         let micros = ticks.as_u64() / (Ticks::PER_NANOSECOND * 1_000);

@@ -288,7 +288,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         let (finished, last_id, had_calls) = (self.writer.unwritten(), self.last_id, self.has_calls());
         self.expire(now);
-        self.wake_in_turn(now);
+        self.in_flight.wake_paced(now);
         self.poll_woken(cx)?;
         self.poll_tasks(cx);
         if self.gather(self.writer.unwritten() > finished) {
@@ -451,7 +451,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             taken = self.process(bytes, cx, now)?;
             self.note_frames(taken, taken < bytes.len(), now.instant);
         }
-        self.partial.extend_from_slice(&bytes[taken..]);
+        self.keep_of_frame(&bytes[taken..]);
         Ok(Some(bytes.len()))
     }
 

@@ -174,30 +174,31 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// the caller is answered, without one nothing is owed.
     pub(crate) fn end_pending(&mut self, key: usize, status: Option<&Status>) {
         let Some(Pending { id, method, place, stream, .. }) = self.in_flight.remove(key) else { return };
+        let status = status.map(|status| status.clone().with_executed(place.executed()));
         if let Some(seat) = stream {
-            self.close_stream(&seat, status);
+            self.close_stream(&seat, status.as_ref());
         }
-        let (permit, executed) = match place {
+        let permit = match place {
             Place::Slot(slot) => {
                 let Some(Some(place)) = self.methods.get_mut(method as usize) else { return };
                 let ended = place.cancel(slot);
                 if ended.panicked {
                     self.count_panic();
                 }
-                (ended.permit, Executed::Maybe)
+                ended.permit
             }
             Place::Task { abort, context } => {
                 context.cancel();
                 abort.abort();
                 // The permit is the task's, until the task has ended.
-                (HeldPermit::default(), Executed::Maybe)
+                HeldPermit::default()
             }
-            Place::Waiting(waiting) => (waiting.opening.permit.into(), Executed::Never),
-            Place::Receiving(receiving) => (receiving.opening.permit.into(), Executed::Never),
+            Place::Waiting(waiting) => waiting.opening.permit.into(),
+            Place::Receiving(receiving) => receiving.opening.permit.into(),
         };
         if let Some(status) = status {
             let handlers = self.pipeline.len();
-            self.respond(id, Some(method), handlers, Err(status.clone().with_executed(executed)), permit);
+            self.respond(id, Some(method), handlers, Err(status), permit);
         }
     }
 }

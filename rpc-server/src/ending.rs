@@ -190,9 +190,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             true => [None; 2],
             false => [self.in_flight.next_slow(), self.in_flight.next_idle()],
         };
-        let [expiry, turn] = [self.in_flight.next_expiry(), self.in_flight.next_turn()];
+        let [expiry, token] = [self.in_flight.next_expiry(), self.in_flight.next_token()];
         let room = self.room_due();
-        [state, expiry, turn, slow, idle, room, self.write_stalls].into_iter().flatten().min()
+        [state, expiry, token, slow, idle, room, self.write_stalls].into_iter().flatten().min()
     }
 
     /// Cancels every call; then, if the peer may still read, tells it why and closes.

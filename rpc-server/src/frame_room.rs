@@ -104,6 +104,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
+    /// Keeps what has come of a frame that is not whole. A buffer grows to twice what it had; up to the length of an
+    /// ordinary frame it grows no further than that, because so much each connection may keep, and nobody has counted it.
+    pub(crate) fn keep_of_frame(&mut self, bytes: &[u8]) {
+        let (had, needed) = (self.partial.len(), self.partial.len() + bytes.len());
+        if self.partial.capacity() < needed && needed <= ORDINARY_FRAME {
+            let mut longer = BytesMut::with_capacity(needed.max(2 * had).min(ORDINARY_FRAME));
+            longer.extend_from_slice(&self.partial);
+            self.partial = longer;
+        }
+        self.partial.extend_from_slice(bytes);
+    }
+
     /// Makes the buffer as long as the frame, which is paid for now.
     fn take_room(&mut self, permit: ConcurrencyPermit, frame_len: usize, now: Instant) -> FrameRoom {
         let mut whole = BytesMut::with_capacity(frame_len);

@@ -13,13 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rpc_core::{CallId, Context, Deadline, Refusal};
+use rpc_core::{CallId, Context, Deadline, Executed, Refusal};
 use slab::Slab;
 use tokio::task::{AbortHandle, Id};
 
 use crate::{
     body::Upload,
     call::Opening,
+    clock::Reading,
     gauges::Share,
     method::IdHasher,
     pace::{LeastRate, Pace},
@@ -48,8 +49,8 @@ pub(crate) struct InFlight {
     next_expiry: Option<Instant>,
     /// Nothing that comes in parts has come too slowly before this; early in the same way.
     next_slow: Option<Instant>,
-    /// No service may be handed an item that waits for its rate before this; early in the same way.
-    next_turn: Option<Instant>,
+    /// No item that waits for its rate can have its token before this; early in the same way.
+    next_token: Option<Instant>,
     /// No stream can be found idle before this; early in the same way.
     next_idle: Option<Instant>,
     least_rate: Option<LeastRate>,
@@ -162,7 +163,7 @@ impl InFlight {
             by_id: HashMap::default(),
             next_expiry: None,
             next_slow: None,
-            next_turn: None,
+            next_token: None,
             next_idle: None,
             least_rate,
             gauge,
@@ -291,23 +292,23 @@ impl InFlight {
         slow
     }
 
-    /// Notes that a service may be handed its next item then.
-    pub(crate) fn note_turn(&mut self, at: Instant) {
-        self.next_turn = earlier(self.next_turn, Some(at));
+    /// Notes when to look whether the item of a stream has its token.
+    pub(crate) fn note_token(&mut self, at: Instant) {
+        self.next_token = earlier(self.next_token, Some(at));
     }
 
-    /// When to look for services next that may be handed items.
-    pub(crate) fn next_turn(&self) -> Option<Instant> {
-        self.next_turn
+    /// When to look for items next that wait for tokens.
+    pub(crate) fn next_token(&self) -> Option<Instant> {
+        self.next_token
     }
 
-    /// Wakes the services that may be handed items at `now`.
-    pub(crate) fn wake_in_turn(&mut self, now: Instant) {
-        if self.next_turn.is_none_or(|next| next > now) {
+    /// Wakes the services whose next items have their tokens at `now`.
+    pub(crate) fn wake_paced(&mut self, now: Instant) {
+        if self.next_token.is_none_or(|next| next > now) {
             return;
         }
-        let streams = self.calls.iter().filter_map(|(_, call)| call.stream.as_ref());
-        self.next_turn = streams.filter_map(|seat| seat.stream.wake_in_turn(now)).min();
+        let (reading, streams) = (Reading::at(now), self.calls.iter().filter_map(|(_, call)| call.stream.as_ref()));
+        self.next_token = streams.filter_map(|seat| seat.stream.look_in_time(reading)).min();
     }
 
     /// When to look for idle streams next.
@@ -393,6 +394,14 @@ impl Pending {
 }
 
 impl Place {
+    /// What is to be said of a call that ends here: whether its service has been called.
+    pub(crate) fn executed(&self) -> Executed {
+        match self {
+            Self::Waiting(_) | Self::Receiving(_) => Executed::Never,
+            Self::Slot(_) | Self::Task { .. } => Executed::Maybe,
+        }
+    }
+
     fn upload(&self) -> Option<&Upload> {
         match self {
             Self::Waiting(waiting) => Some(&waiting.upload),
@@ -428,9 +437,17 @@ impl std::fmt::Debug for Place {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, sync::atomic::AtomicU64, time::Duration};
+    use std::{
+        collections::{BTreeMap, VecDeque},
+        sync::Mutex,
+        task::{Wake, Waker},
+    };
+
+    use rpc_codec::{CallKind, SendBounds};
+    use rpc_core::limit::{Rate, RateLimit};
 
     use super::*;
+    use crate::{idle::IdleWatch, stream::Windows};
 
     #[test]
     fn calls_expire_at_their_deadlines_and_not_before() {
@@ -502,6 +519,134 @@ mod tests {
                     "seed {seed}"
                 );
                 assert_eq!((calls.len(), calls.is_empty()), (model.len(), model.is_empty()));
+            }
+        }
+    }
+
+    /// A pending call of a server stream.
+    fn streaming(calls: &mut InFlight, sequence: u64, idle: Option<IdleWatch>) -> (usize, Arc<Stream>) {
+        let (id, place) = (CallId::new(sequence, 0), Place::Slot(0));
+        let bounds = SendBounds { max_frame: 1 << 16, max_message: 1 << 16 };
+        let windows = Windows { server: 1 << 16, client: 1 << 30 };
+        let stream = Stream::new(id, CallKind::ServerStream, bounds, windows, &Arc::default(), &Arc::default());
+        let mut seat = Seat::new(stream, &Arc::default());
+        seat.idle = idle;
+        let (stream, now) = (Arc::clone(&seat.stream), Instant::now());
+        let (deadline, stream_seat) = (Deadline::NONE, Some(seat));
+        let call = Pending { id, method: 0, received: now, began: now, deadline, place, stream: stream_seat };
+        (calls.insert(call), stream)
+    }
+
+    #[test]
+    fn whatever_moves_and_goes_streams_are_found_idle_in_their_time_and_no_others() {
+        let (start, tick) = (Instant::now(), Duration::from_millis(1));
+        for seed in 0..100 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut calls = InFlight::new(None, Share::of(&Arc::new(AtomicU64::new(0))));
+            // When each may be idle from, for how long, and where it is.
+            let mut model: BTreeMap<usize, (Instant, Duration, Arc<Stream>)> = BTreeMap::new();
+            let mut now = start;
+            for sequence in 1..1_000 {
+                match random.u8(..8) {
+                    0 => {
+                        // Now and then one that may be idle for ever, and one whose time never comes.
+                        let timeout = [tick * 16, tick * 80, Duration::MAX][random.usize(..3)];
+                        let watch = IdleWatch::begin(timeout, now).filter(|_| random.u8(..8) > 0);
+                        let watched = watch.is_some();
+                        let (key, stream) = streaming(&mut calls, sequence, watch);
+                        if watched {
+                            model.insert(key, (now, timeout, stream));
+                        }
+                    }
+                    1 if !model.is_empty() => {
+                        let one = random.usize(..model.len());
+                        let (since, _, stream) = model.values_mut().nth(one).unwrap();
+                        *since = now;
+                        stream.push(&mut vec![7], 1, 64).unwrap();
+                    }
+                    2 if random.u8(..4) == 0 && !model.is_empty() => {
+                        let key = *model.keys().nth(random.usize(..model.len())).unwrap();
+                        model.remove(&key);
+                        calls.remove(key).unwrap();
+                    }
+                    _ => now += tick,
+                }
+                for (key, told) in calls.idle_streams(now) {
+                    let (since, timeout, _) = model.remove(&key).expect("one that may not be idle for ever");
+                    let quiet = now - since;
+                    assert!(
+                        timeout <= quiet && quiet <= timeout + timeout / 8,
+                        "seed {seed}: {quiet:?} of {timeout:?}"
+                    );
+                    assert_eq!(told, timeout);
+                    calls.remove(key).unwrap();
+                }
+                assert!(calls.next_idle().is_none_or(|next| next > now), "seed {seed}: it would spin");
+                for (since, timeout, _) in model.values() {
+                    assert!(now - *since <= *timeout + *timeout / 8, "seed {seed}: it is late");
+                    assert!(calls.next_idle().is_some_and(|next| next <= now + *timeout / 8), "seed {seed}");
+                }
+            }
+        }
+    }
+
+    /// Notes who is woken.
+    struct Service(usize, Arc<Mutex<Vec<usize>>>);
+
+    impl Wake for Service {
+        fn wake(self: Arc<Self>) {
+            self.1.lock().unwrap().push(self.0);
+        }
+    }
+
+    #[test]
+    fn services_that_wait_for_tokens_are_woken_one_by_one_in_the_order_of_asking_and_nobody_in_vain() {
+        let period = Duration::from_millis(5);
+        for seed in 0..100 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut calls = InFlight::new(None, Share::of(&Arc::new(AtomicU64::new(0))));
+            let rate = Arc::new(RateLimit::new("items", Rate::per(1, period).burst(1)).unwrap());
+            let (start, woken) = (Instant::now(), Arc::default());
+            rate.try_in_line(Reading::at(start).ticks).unwrap();
+            let streams: Vec<_> = (1..=8).map(|sequence| streaming(&mut calls, sequence, None)).collect();
+            let (mut line, mut now, mut had) = (VecDeque::new(), start, 0);
+            let ask = |who: usize, line: &mut VecDeque<usize>| {
+                let service = Waker::from(Arc::new(Service(who, Arc::clone(&woken))));
+                let stream = &streams[who].1;
+                assert!(stream.wait_for_token(&rate, &service).is_pending());
+                line.push_back(who);
+            };
+            (0..streams.len()).for_each(|who| ask(who, &mut line));
+            // As the connection does for those who are listed.
+            let look = |calls: &mut InFlight, now| {
+                for (_, stream) in &streams {
+                    if let Some(at) = stream.look_for_token(Reading::at(now)) {
+                        calls.note_token(at);
+                    }
+                }
+            };
+            look(&mut calls, now);
+            while had < 200 {
+                let next = calls.next_token().expect("somebody waits");
+                assert!(next > now, "seed {seed}: it would spin");
+                now = next;
+                calls.wake_paced(now);
+                let due = std::mem::take(&mut *woken.lock().unwrap());
+                if due.is_empty() {
+                    continue;
+                }
+                had += 1;
+                let who = line.pop_front().unwrap();
+                assert_eq!((due, now), (vec![who], start + period * had), "seed {seed}");
+                assert!(streams[who].1.poll_token(Waker::noop()).is_ready());
+                // One that waits goes now and then, and comes back behind the others.
+                if random.u8(..4) == 0 {
+                    let gone = line.remove(random.usize(..line.len())).unwrap();
+                    streams[gone].1.stop_receiving();
+                    ask(gone, &mut line);
+                }
+                ask(who, &mut line);
+                look(&mut calls, now);
             }
         }
     }

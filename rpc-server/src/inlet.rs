@@ -32,9 +32,15 @@ impl<T, W> Inlet<T, W> {
     /// Waits until the next item may be handed over, or says why there will be none.
     fn poll_pace(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
         let Some(pace) = self.pace.as_mut().filter(|_| !self.intake.is_empty()) else { return Poll::Ready(Ok(())) };
-        match pace.admit(Reading::now()) {
+        if pace.waits() {
+            if let Err(why) = ready!(self.stream.poll_token(cx.waker())) {
+                return Poll::Ready(Err(why));
+            }
+            pace.has_waited();
+        }
+        match pace.admit(Reading::now().ticks) {
             Ok(()) => Poll::Ready(Ok(())),
-            Err(again) => self.stream.poll_turn(again, cx.waker()).map(Err),
+            Err(rate) => self.stream.wait_for_token(rate, cx.waker()).map(Err),
         }
     }
 

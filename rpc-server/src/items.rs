@@ -49,11 +49,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         Some(seat)
     }
 
-    /// Wakes services that may be handed their next items.
-    pub(crate) fn wake_in_turn(&mut self, now: Instant) {
-        self.in_flight.wake_in_turn(now);
-    }
-
     /// Ends the streams on which nothing has happened for too long. Only to be asked when everything that had
     /// arrived was read.
     pub(crate) fn end_idle_streams(&mut self, now: Instant) {
@@ -149,13 +144,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Does what a service has asked for: takes its items, gives its client credit.
     pub(crate) fn look_at_stream(&mut self, id: CallId) {
         let Some(stream) = self.in_flight.key_of(id).and_then(|key| self.in_flight.stream(key)) else { return };
-        let Found { grant, to_writer, turn } = stream.look();
+        let Found { grant, to_writer, paced } = stream.look();
+        let next_token = if paced { stream.look_for_token(Reading::now()) } else { None };
         if to_writer {
             let stream = Arc::clone(stream);
             self.writer.push_stream(stream);
         }
-        if let Some(at) = turn {
-            self.in_flight.note_turn(at);
+        if let Some(at) = next_token {
+            self.in_flight.note_token(at);
         }
         if grant > 0 {
             encode_credit(&mut self.writer.out, id, grant);

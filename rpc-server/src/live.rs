@@ -23,9 +23,9 @@ use crate::{
 ///
 /// Limits of calls in flight: `global`, `connection`, `blocking`, a pool's name, a method's
 /// `package.Service/Method`, and of what else is counted: `connections`, `bytes`, `global bodies`,
-/// `connection bodies`, `global frames`. Rates: `global rate` and `connection rate`, and of items `global item rate` and
-/// `connection item rate`. What is said of a connection holds for those that are open and those to come. Those of methods, pools, bytes, queues and tenants, and rates,
-/// can be changed if the server was built with them.
+/// `connection bodies`, `global frames`. Rates: `global rate` and `connection rate`, and of items `global item rate`
+/// and `connection item rate`. What is said of a connection holds for those that are open and those to come. Those of
+/// methods, pools, bytes, queues and tenants, and rates, can be changed if the server was built with them.
 ///
 /// ```
 /// # use rpc_server::Server;

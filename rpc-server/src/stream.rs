@@ -3,15 +3,19 @@
 use std::{
     mem,
     sync::{Arc, PoisonError, atomic::AtomicU64},
-    task::{Poll, Waker},
+    task::{Poll, Wake, Waker},
     time::Instant,
 };
 
 use rpc_codec::{CallKind, FlowError, FrameQueue, Inflow, Intake, Outflow, SendBounds, charge, late_frames};
-use rpc_core::{CallId, ItemSender, Status, limit::ConcurrencyRefusal};
+use rpc_core::{
+    CallId, ItemSender, Status,
+    limit::{ConcurrencyRefusal, RateLimit, RateWait},
+};
 
 use crate::{
     budgets::{Budgets, Kept},
+    clock::{self, Reading},
     gauges::Share,
     idle::IdleWatch,
     item_rate::ItemPace,
@@ -57,10 +61,14 @@ struct State {
     kept: Kept,
     sender: Option<Waker>,
     receiver: Option<Waker>,
+    /// The service, when it waits for nothing but the end.
+    watcher: Option<Waker>,
+    /// The service, when its next item waits for a token.
+    paced: Option<Waker>,
     /// How fast the service is handed items, until it has its end of the stream.
     pace: Option<Box<ItemPace>>,
-    /// Whom to wake when, if the service has an item that it may not be handed before.
-    turn: Option<(Instant, Waker)>,
+    /// The wait for the token of its next item.
+    token: Option<Token>,
     /// An item came or went since the stream was last looked at.
     moved: bool,
     /// Why nothing goes or comes any more.
@@ -70,6 +78,15 @@ struct State {
     held: Share,
 }
 
+/// A token for which an item waits.
+#[derive(Debug)]
+struct Token {
+    wait: Arc<RateWait>,
+    /// When to look whether it has come.
+    again: Instant,
+    has_come: bool,
+}
+
 /// What a connection finds when it looks.
 #[derive(Debug)]
 pub(crate) struct Found {
@@ -77,8 +94,8 @@ pub(crate) struct Found {
     pub(crate) grant: u32,
     /// The writer is to take items.
     pub(crate) to_writer: bool,
-    /// When the service is to be woken.
-    pub(crate) turn: Option<Instant>,
+    /// An item waits for its token.
+    pub(crate) paced: bool,
 }
 
 /// The connection's hold on a stream. Its drop closes the stream, whatever ends the call.
@@ -148,8 +165,10 @@ impl Stream {
             kept: Kept::default(),
             sender: None,
             receiver: None,
+            watcher: None,
+            paced: None,
             pace: None,
-            turn: None,
+            token: None,
             moved: false,
             closed: None,
             cut_short: false,
@@ -170,6 +189,44 @@ impl Stream {
             self.ready.push(Key::Stream(self.id));
         }
     }
+
+    /// Polls, and has `waker` woken by the one that `whose` finds if that is pending.
+    ///
+    /// A waker is another's code, to be cloned as well as to be dropped: neither is done under the lock.
+    fn poll<R>(
+        &self,
+        waker: &Waker,
+        whose: fn(&mut State) -> &mut Option<Waker>,
+        mut poll: impl FnMut(&mut State) -> Poll<R>,
+    ) -> Poll<R> {
+        {
+            let mut state = self.lock();
+            let polled = poll(&mut state);
+            if polled.is_ready() || whose(&mut state).as_ref().is_some_and(|known| known.will_wake(waker)) {
+                return polled;
+            }
+        }
+        let mut waker = Some(waker.clone());
+        let mut state = self.lock();
+        // It may have happened meanwhile.
+        let polled = poll(&mut state);
+        if polled.is_pending() {
+            mem::swap(whose(&mut state), &mut waker);
+        }
+        drop(state);
+        polled
+    }
+}
+
+/// Whoever serves the line of a rate has the connection look.
+impl Wake for Stream {
+    fn wake(self: Arc<Self>) {
+        self.list();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.list();
+    }
 }
 
 /// What the connection does.
@@ -182,8 +239,7 @@ impl Stream {
         state.inflow.give(grant);
         let to_writer = !state.in_writer && !state.outflow.queue.is_empty();
         state.in_writer |= to_writer;
-        let turn = state.turn.as_ref().map(|(at, _)| *at);
-        Found { grant, to_writer, turn }
+        Found { grant, to_writer, paced: state.token.is_some() }
     }
 
     /// Moves items of about a part's length into `out`. Whether there are more; the writer forgets the
@@ -203,20 +259,20 @@ impl Stream {
 
     /// The service has ended by itself: what waits goes before its answer.
     pub(crate) fn finish(&self) -> FrameQueue {
-        let (queue, wakers) = {
+        let (queue, closed) = {
             let mut state = self.lock();
             let queue = mem::take(&mut state.outflow.queue);
-            let closed = Status::failed_precondition("the method that the stream belongs to has returned");
-            (queue, state.close(&closed))
+            let why = Status::failed_precondition("the method that the stream belongs to has returned");
+            (queue, state.close(&why))
         };
-        wakers.into_iter().for_each(wake);
+        closed.tell();
         queue
     }
 
     /// Nothing goes or comes any more, because of `why` unless that has been said.
     pub(crate) fn close(&self, why: &Status) {
-        let wakers = self.lock().close(why);
-        wakers.into_iter().for_each(wake);
+        let closed = self.lock().close(why);
+        closed.tell();
     }
 
     /// An item has come, or its first part. What it needs is taken of the budgets before any of it is kept;
@@ -281,23 +337,41 @@ impl Stream {
         self.lock().pace = Some(Box::new(pace));
     }
 
-    /// Wakes a service that may be handed its next item at `now`. If it may not, when it may.
-    pub(crate) fn wake_in_turn(&self, now: Instant) -> Option<Instant> {
-        let (due, next) = {
-            let mut state = self.lock();
-            let due = state.turn.take_if(|(at, _)| *at <= now);
-            (due, state.turn.as_ref().map(|(at, _)| *at))
+    /// Wakes the service if its next item has its token. If it waits for one, when to look again.
+    pub(crate) fn look_for_token(&self, now: Reading) -> Option<Instant> {
+        let wait = {
+            let state = self.lock();
+            Arc::clone(&state.token.as_ref().filter(|token| !token.has_come)?.wait)
         };
-        wake(due.map(|(_, waker)| waker));
-        next
+        // It serves others as well, and wakes their connections.
+        let polled = wait.poll(now.ticks);
+        let service = {
+            let mut state = self.lock();
+            let token = state.token.as_mut()?;
+            if let Err(after) = polled {
+                token.again = now.instant + after;
+                return Some(token.again);
+            }
+            token.has_come = true;
+            state.paced.take()
+        };
+        wake(service);
+        None
     }
 
-    /// Whether anything happened since this was asked last. A service that has items, or owes nothing but the
-    /// answer, is at work.
+    /// The same when the time has come to look.
+    pub(crate) fn look_in_time(&self, now: Reading) -> Option<Instant> {
+        let again = self.lock().token.as_ref().filter(|token| !token.has_come)?.again;
+        if again <= now.instant { self.look_for_token(now) } else { Some(again) }
+    }
+
+    /// Whether anything happened since this was asked last. A service that has items is at work, unless it waits for
+    /// the client to take what it sends; and so is one that owes nothing but its answer.
     pub(crate) fn has_moved(&self) -> bool {
         let mut state = self.lock();
-        let answers = !self.kind.server_sends() && state.inflow.has_ended();
-        mem::take(&mut state.moved) || state.kept.is_at_work() || answers
+        let stands = state.sender.is_some() && !state.is_ready();
+        let answers = !self.kind.server_sends() && (state.inflow.has_ended() || !state.inflow.is_wanted());
+        mem::take(&mut state.moved) || (state.kept.is_at_work() && !stands) || answers
     }
 
     /// Whether parts of an item are to come.
@@ -323,25 +397,24 @@ impl Stream {
     /// How much may be sent at once, as credit and as bytes that may become pending. If nothing may be,
     /// `waker` is woken when that has changed.
     pub(crate) fn poll_send(&self, waker: &Waker) -> Poll<Result<(i64, usize), Status>> {
-        let mut state = self.lock();
-        if let Some(why) = &state.closed {
-            return Poll::Ready(Err(why.clone()));
-        }
-        if state.is_ready() {
-            return Poll::Ready(Ok((state.outflow.credit(), state.threshold - state.outflow.queue.len())));
-        }
-        remember(&mut state.sender, waker);
-        Poll::Pending
+        self.poll(
+            waker,
+            |state| &mut state.sender,
+            |state| {
+                if let Some(why) = &state.closed {
+                    return Poll::Ready(Err(why.clone()));
+                }
+                if state.is_ready() {
+                    return Poll::Ready(Ok((state.outflow.credit(), state.threshold - state.outflow.queue.len())));
+                }
+                Poll::Pending
+            },
+        )
     }
 
     /// Waits until the stream is closed, and says why.
     pub(crate) fn poll_closed(&self, waker: &Waker) -> Poll<Status> {
-        let mut state = self.lock();
-        if let Some(why) = &state.closed {
-            return Poll::Ready(why.clone());
-        }
-        remember(&mut state.sender, waker);
-        Poll::Pending
+        self.poll(waker, |state| &mut state.watcher, |state| state.closed.clone().map_or(Poll::Pending, Poll::Ready))
     }
 
     /// Puts items into the queue. Those for which there is no credit are refused: the client would end the connection,
@@ -386,24 +459,25 @@ impl Stream {
     /// Takes what has come, once `intake` has been consumed. `Ready(false)` behind the last item. If
     /// nothing has come, `waker` is woken when something does.
     pub(crate) fn poll_take(&self, intake: &mut Intake, waker: &Waker) -> Poll<Result<bool, Status>> {
-        let mut state = self.lock();
-        let come = intake.refill(&mut state.inflow);
-        // That the service is through with what it had counts as well.
-        state.moved |= state.kept.is_at_work();
-        state.kept.all_taken(self.windows.server);
-        if come {
-            state.note_held();
-            return Poll::Ready(Ok(true));
-        }
-        // What has lost items does not look like one that is whole.
-        if state.inflow.has_ended() && !state.cut_short {
-            return Poll::Ready(Ok(false));
-        }
-        if let Some(why) = &state.closed {
-            return Poll::Ready(Err(why.clone()));
-        }
-        remember(&mut state.receiver, waker);
-        Poll::Pending
+        self.poll(
+            waker,
+            |state| &mut state.receiver,
+            |state| {
+                let come = intake.refill(&mut state.inflow);
+                // That the service is through with what it had counts as well.
+                state.moved |= state.kept.is_at_work();
+                state.kept.all_taken(self.windows.server);
+                if come {
+                    state.note_held();
+                    return Poll::Ready(Ok(true));
+                }
+                // What has lost items does not look like one that is whole.
+                if state.inflow.has_ended() && !state.cut_short {
+                    return Poll::Ready(Ok(false));
+                }
+                state.closed.clone().map_or(Poll::Pending, |why| Poll::Ready(Err(why)))
+            },
+        )
     }
 
     /// How fast the service is to be handed items, if not as they come.
@@ -411,17 +485,37 @@ impl Stream {
         self.lock().pace.take()
     }
 
-    /// Waits until `at`, when `waker` is woken; or says why the stream was closed.
-    pub(crate) fn poll_turn(&self, at: Instant, waker: &Waker) -> Poll<Status> {
+    /// Waits in the line of `rate` for a token, and wakes `waker` when it has come; or says why the stream was closed.
+    pub(crate) fn wait_for_token(self: &Arc<Self>, rate: &Arc<RateLimit>, waker: &Waker) -> Poll<Status> {
+        let wait = Arc::new(RateWait::join(rate, Waker::from(Arc::clone(self))));
+        let mut token = Some(Token { wait, again: clock::now(), has_come: false });
+        let mut waker = Some(waker.clone());
         {
             let mut state = self.lock();
+            // Who is closed has left the line, and does not come back.
             if let Some(why) = &state.closed {
                 return Poll::Ready(why.clone());
             }
-            state.turn = Some((at, waker.clone()));
+            mem::swap(&mut state.paced, &mut waker);
+            mem::swap(&mut state.token, &mut token);
         }
         self.list();
         Poll::Pending
+    }
+
+    /// Waits until the token has come; or says why the stream was closed.
+    pub(crate) fn poll_token(&self, waker: &Waker) -> Poll<Result<(), Status>> {
+        let token = self.poll(
+            waker,
+            |state| &mut state.paced,
+            |state| match (&state.closed, &state.token) {
+                (Some(why), _) => Poll::Ready(Err(why.clone())),
+                (None, Some(token)) if !token.has_come => Poll::Pending,
+                (None, _) => Poll::Ready(Ok(state.token.take())),
+            },
+        );
+        // It leaves its round, outside of the lock.
+        token.map_ok(drop)
     }
 
     /// Has the connection give credit to the client.
@@ -438,10 +532,13 @@ impl Stream {
 
     /// Nobody takes the client's items any more.
     pub(crate) fn stop_receiving(&self) {
-        let mut state = self.lock();
-        state.inflow.stop();
-        state.kept.nothing_wanted();
-        state.note_held();
+        let _left = {
+            let mut state = self.lock();
+            state.inflow.stop();
+            state.kept.nothing_wanted();
+            state.note_held();
+            (state.token.take(), state.paced.take())
+        };
     }
 
     /// The window that the client was promised.
@@ -459,14 +556,15 @@ impl State {
         if self.is_ready() { self.sender.take() } else { None }
     }
 
-    fn close(&mut self, why: &Status) -> [Option<Waker>; 3] {
+    fn close(&mut self, why: &Status) -> Closed {
         self.closed.get_or_insert_with(|| why.clone());
         self.outflow.queue.clear();
         self.cut_short |= !self.inflow.has_ended() || !self.inflow.is_empty();
         self.inflow.close();
         self.kept.closed();
         self.note_held();
-        [self.sender.take(), self.receiver.take(), self.turn.take().map(|(_, waker)| waker)]
+        let Self { sender, receiver, watcher, paced, token, .. } = self;
+        Closed { wakers: [sender, receiver, watcher, paced].map(Option::take), token: token.take() }
     }
 
     fn note_held(&mut self) {
@@ -475,9 +573,18 @@ impl State {
     }
 }
 
-fn remember(known: &mut Option<Waker>, waker: &Waker) {
-    if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
-        *known = Some(waker.clone());
+/// What a stream that is closed leaves, for outside of the lock.
+#[must_use]
+struct Closed {
+    wakers: [Option<Waker>; 4],
+    token: Option<Token>,
+}
+
+impl Closed {
+    /// Wakes who waits, and leaves the line.
+    fn tell(self) {
+        self.wakers.into_iter().for_each(wake);
+        drop(self.token);
     }
 }
 
@@ -489,7 +596,7 @@ fn wake(waker: Option<Waker>) {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use rpc_core::limit::ConcurrencyLimit;
+    use rpc_core::limit::{ConcurrencyLimit, Rate};
 
     use super::*;
 
@@ -511,6 +618,45 @@ mod tests {
     fn take(stream: &Stream, intake: &mut Intake) -> Poll<Result<bool, Status>> {
         while intake.next_item().is_some() {}
         stream.poll_take(intake, Waker::noop())
+    }
+
+    /// A waker that looks, when its last owner drops it, whether the stream could be used.
+    struct Own(Arc<Stream>, Arc<AtomicU64>);
+
+    impl Wake for Own {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            let free = self.0.state.try_lock().is_ok();
+            self.1.fetch_add(if free { 1 } else { 1_000 }, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn whoever_waits_may_use_the_stream_in_the_drop_of_a_waker() {
+        let windows = Windows { server: 1 << 16, client: 0 };
+        let stream =
+            Stream::new(CallId::new(1, 0), CallKind::BothWays, BOUNDS, windows, &Arc::default(), &Arc::default());
+        let (stream, dropped) = (Arc::new(stream), Arc::default());
+        let rate = Arc::new(RateLimit::new("items", Rate::per_second(1.0).burst(1)).unwrap());
+        let polls: [&dyn Fn(&Waker) -> bool; 5] = [
+            &|waker| stream.poll_send(waker).is_pending(),
+            &|waker| stream.poll_closed(waker).is_pending(),
+            &|waker| stream.poll_take(&mut Intake::new(1 << 16), waker).is_pending(),
+            &|waker| stream.wait_for_token(&rate, waker).is_pending(),
+            &|waker| stream.poll_token(waker).is_pending(),
+        ];
+        let waker = || Waker::from(Arc::new(Own(Arc::clone(&stream), Arc::clone(&dropped))));
+        for poll in polls {
+            for _ in 0..3 {
+                assert!(poll(&waker()));
+            }
+        }
+        assert_eq!(dropped.load(Ordering::Relaxed), 5 * 3 - 4, "those that were replaced");
+        stream.close(&Status::cancelled("closed"));
+        assert_eq!(dropped.load(Ordering::Relaxed), 5 * 3, "and those that were woken");
     }
 
     #[test]

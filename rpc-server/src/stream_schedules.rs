@@ -5,19 +5,23 @@ use std::{
     future::poll_fn,
     sync::Arc,
     task::{Context, Poll},
-    time::Instant,
 };
 
 use rpc_codec::{CallKind, Intake, SendBounds, charge, encode_item};
-use rpc_core::{CallId, Status, limit::ConcurrencyLimit};
+use rpc_core::{
+    CallId, Status,
+    limit::{ConcurrencyLimit, Rate, RateLimit},
+};
 use shuttle::{
     future::block_on,
     rand::{Rng, thread_rng},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
 use crate::{
     budgets::Budgets,
+    clock::Reading,
     ready::{Key, Ready},
     schedules::under_schedules,
     stream::{Stream, Windows},
@@ -211,25 +215,58 @@ fn a_receiver_of_a_stream_that_is_closed_has_all_of_it_or_is_told_that_it_has_no
     });
 }
 
-#[test]
-fn a_receiver_that_waits_for_its_turn_is_woken_by_it_and_when_the_stream_is_closed() {
-    under_schedules(|| {
-        let ready = Arc::new(Ready::default());
-        let (stream, at) = (stream(&ready), Instant::now());
-        let receiver = {
-            let (stream, mut woken) = (Arc::clone(&stream), false);
-            thread::spawn(move || {
-                block_on(poll_fn(|cx| match std::mem::replace(&mut woken, true) {
-                    true => Poll::Ready(()),
-                    false => stream.poll_turn(at, cx.waker()).map(drop),
-                }));
-            })
-        };
-        if thread_rng().r#gen() {
-            stream.close(&Status::cancelled("closed"));
-        } else {
-            block_on(poll_fn(|cx| look(&stream, &ready, cx, |stream, _, _| stream.wake_in_turn(at).is_none())));
+/// A connection that has one stream, as far as the line of a rate is concerned, for as long as the stream is open.
+fn look_for_tokens(stream: &Stream, ready: &Ready, now: Reading, done: impl Fn() -> bool) {
+    let mut keys = Vec::new();
+    block_on(poll_fn(|cx| {
+        ready.take(cx.waker(), &mut keys);
+        if !keys.is_empty() && stream.look().paced {
+            stream.look_for_token(now);
         }
-        receiver.join().unwrap();
+        keys.clear();
+        if done() { Poll::Ready(()) } else { Poll::Pending }
+    }));
+}
+
+#[test]
+fn receivers_that_wait_for_tokens_are_woken_by_them_in_turn_and_when_their_streams_are_closed() {
+    under_schedules(|| {
+        let rate = Rate::per_second(1_000.0).burst(5);
+        let limit = Arc::new(RateLimit::new("items", rate).expect("such a rate can be"));
+        let now = Reading::now();
+        let threads: Vec<_> = (0..2)
+            .flat_map(|_| {
+                let (ready, done) = (Arc::new(Ready::default()), Arc::new(AtomicBool::new(false)));
+                let stream = stream(&ready);
+                let closes = thread_rng().gen_range(0..3) == 0;
+                let (receiver, limit, finished) = (Arc::clone(&stream), Arc::clone(&limit), Arc::clone(&done));
+                let waker = Arc::clone(&ready);
+                let service = thread::spawn(move || {
+                    let mut waits = false;
+                    for _ in 0..2 {
+                        let ended = block_on(poll_fn(|cx| match std::mem::replace(&mut waits, true) {
+                            true => receiver.poll_token(cx.waker()).map(|token| token.is_err()),
+                            false => receiver.wait_for_token(&limit, cx.waker()).map(|_| true),
+                        }));
+                        if ended {
+                            break;
+                        }
+                        waits = false;
+                    }
+                    receiver.stop_receiving();
+                    finished.store(true, Ordering::SeqCst);
+                    waker.wake_connection();
+                });
+                let connection = thread::spawn(move || {
+                    if closes {
+                        stream.close(&Status::cancelled("closed"));
+                    }
+                    look_for_tokens(&stream, &ready, now, || done.load(Ordering::SeqCst));
+                });
+                [service, connection]
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(limit.try_in_line(now.ticks).is_some(), "somebody is still in line, or waited for");
     });
 }

@@ -177,9 +177,8 @@ impl Writer {
         self.writable() + parted.sum::<usize>()
     }
 
-    /// Whether one response more, as long as the last or as a part, would take what counts above `mark`; `expected`
-    /// counts as well.
-    /// Where nothing waits to be written, there is room for one whatever its length.
+    /// Whether one response more, as long as the last but a part at most, would take what counts above `mark`;
+    /// `expected` counts as well. Where nothing waits to be written, there is room for one whatever its length.
     pub(crate) fn is_above(&self, mark: usize, expected: usize) -> bool {
         let pressure = self.pressure();
         let next = if pressure > 0 { self.last_len } else { 0 };

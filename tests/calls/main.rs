@@ -54,6 +54,7 @@ mod stream_model;
 mod stream_pacing;
 mod stream_panics;
 mod stream_rates;
+mod stream_silence;
 mod streams;
 mod tasks;
 mod tower;

@@ -104,6 +104,67 @@ async fn a_service_at_work_is_not_idle_and_a_producer_without_a_consumer_is() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_service_that_waits_for_its_client_to_take_what_it_sends_is_idle_whatever_else_it_has() {
+    let server = FeedServer::with(idle_after);
+    let client = server.client_builder().stream_window(1).build();
+    let feed: FeedClient = client.service();
+    // It has sent one, and cannot send the second; the third waits.
+    let (mut blocks, mut echoes) = feed.echo().open().await.unwrap();
+    for _ in 0..3 {
+        blocks.send(Bytes::from_static(b"a")).await.unwrap();
+    }
+    // This one has sent one and works; that it could not send either, does not stop it.
+    let (mut others, mut other) = feed.echo_one_and_work().open().await.unwrap();
+    for _ in 0..2 {
+        others.send(Bytes::from_static(b"b")).await.unwrap();
+    }
+    sleep(TIMEOUT - SECOND / 10).await;
+    assert_eq!(server.harness.refused("STREAM_IDLE"), 0);
+    sleep(LATEST - TIMEOUT + SECOND / 10).await;
+    assert_eq!(server.harness.refused("STREAM_IDLE"), 1);
+    assert_eq!(echoes.message().await.unwrap().as_deref(), Some(&b"a"[..]));
+    assert_idle_is_told(&within(echoes.message()).await.unwrap_err());
+    sleep(10 * TIMEOUT).await;
+    server.feeder.open_gate();
+    assert!(within(other.message()).await.unwrap().is_some(), "it was at work");
+    assert!(within(other.message()).await.unwrap().is_none());
+    drop((blocks, echoes, others, other, feed, client));
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_wants_no_more_items_and_owes_its_answer_is_at_work() {
+    let server = FeedServer::with(idle_after);
+    let client = server.client();
+    let feed: FeedClient = client.service();
+    let (mut numbers, sum) = feed.one_and_work().open().await.unwrap();
+    numbers.send(7).await.unwrap();
+    sleep(10 * TIMEOUT).await;
+    assert_eq!(server.harness.refused("STREAM_IDLE"), 0, "its client has not ended");
+    server.feeder.open_gate();
+    assert_eq!(within(sum).await.unwrap(), 7);
+    drop((numbers, feed, client));
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_has_the_stream_of_a_call_is_told_that_it_may_have_been_executed() {
+    let server = FeedServer::with(idle_after);
+    let client = server.client();
+    let feed: FeedClient = client.service();
+    let (mut numbers, sum) = feed.sum_elsewhere().open().await.unwrap();
+    numbers.send(7).await.unwrap();
+    // It has that one, and asks for the next.
+    server.feeder.open_gate();
+    assert_idle_is_told(&within(sum).await.unwrap_err());
+    server.until("the task hears of it", |server| server.feeder.ends().len() == 1).await;
+    let why = &server.feeder.ends()[0];
+    assert_eq!((why.code(), why.executed()), (StatusCode::DeadlineExceeded, Executed::Maybe), "{why:?}");
+    drop((numbers, feed, client));
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn methods_have_times_of_their_own_and_without_any_a_stream_may_be_idle_for_days() {
     let server = FeedServer::with(|builder| {
         let never = MethodLimits::new().stream_idle_timeout(Duration::MAX);

@@ -33,6 +33,8 @@ async fn the_beginning_of_a_long_frame_is_kept_alone_and_not_with_the_frame_befo
         peer.send(&ignored(FREE)[..FREE - 1]).await;
     }
     harness.until("it has come", |harness| harness.snapshot().inbound_bytes == (PEERS * (FREE - 1)) as u64).await;
+    let kept = (LIVE.get() - before) as usize / PEERS;
+    assert!(kept <= FREE + 1024, "{kept} bytes are kept of each, however many reads it took");
     for peer in &mut peers {
         let mut rest = vec![7];
         rest.extend(&ignored(200_000)[..FREE - 5]);

@@ -1,6 +1,7 @@
 //! A service whose methods have items, each with one behaviour, and counters that watch its producers.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -62,6 +63,15 @@ pub(crate) trait Feed {
 
     /// Answers when it has seen `first` numbers.
     async fn sum_first(&self, first: u64, numbers: Streaming<u64>) -> Result<u64, Status>;
+
+    /// Takes one number, wants no more, and answers with it when the gate opens.
+    async fn one_and_work(&self, numbers: Streaming<u64>) -> Result<u64, Status>;
+
+    /// Sends what it is sent first, then works until the gate opens or the stream is closed.
+    async fn echo_one_and_work(&self, items: Streaming<Bytes>, out: ItemSender<Bytes>) -> Result<(), Status>;
+
+    /// How many of the client's numbers it has taken when the gate opens.
+    async fn count_until_gate(&self, numbers: Streaming<u64>) -> Result<u64, Status>;
 
     /// Takes a number every so many milliseconds.
     async fn sum_slowly(&self, ms: u64, numbers: Streaming<u64>) -> Result<u64, Status>;
@@ -278,6 +288,37 @@ impl Feed for Feeder {
             sum += numbers.message().await?.unwrap_or_default();
         }
         Ok(sum)
+    }
+
+    async fn one_and_work(&self, mut numbers: Streaming<u64>) -> Result<u64, Status> {
+        let _running = self.run();
+        let one = numbers.message().await?.unwrap_or_default();
+        drop(numbers);
+        self.pass_gate().await;
+        Ok(one)
+    }
+
+    async fn echo_one_and_work(&self, mut items: Streaming<Bytes>, mut out: ItemSender<Bytes>) -> Result<(), Status> {
+        let _running = self.run();
+        if let Some(item) = items.message().await? {
+            self.send(&mut out, item).await?;
+        }
+        tokio::select! {
+            () = self.pass_gate() => Ok(()),
+            why = out.closed() => Err(why),
+        }
+    }
+
+    async fn count_until_gate(&self, mut numbers: Streaming<u64>) -> Result<u64, Status> {
+        let _running = self.run();
+        let (mut count, mut gate) = (0, pin!(self.pass_gate()));
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut gate => return Ok(count),
+                number = numbers.message() => count += u64::from(number?.is_some()),
+            }
+        }
     }
 
     async fn sum_slowly(&self, ms: u64, mut numbers: Streaming<u64>) -> Result<u64, Status> {

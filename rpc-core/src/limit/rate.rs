@@ -1,12 +1,14 @@
 //! How often calls may start: GCRA, the leaky bucket as a clock, on one atomic word.
 
+mod line;
 mod setting;
 
 use std::time::Duration;
 
+pub use line::RateWait;
 pub use setting::{Rate, RateError};
 
-use self::setting::Setting;
+use self::{line::Line, setting::Setting};
 use super::{
     clock::Ticks,
     sync::{AtomicU64, Ordering},
@@ -52,6 +54,8 @@ pub struct RateLimit {
     /// A [`Setting`].
     setting: AtomicU64,
     healed: AtomicU64,
+    /// Who waits for tokens, if anybody does.
+    line: Line,
 }
 
 impl RateLimit {
@@ -68,6 +72,7 @@ impl RateLimit {
             next: AtomicU64::new(0),
             setting: AtomicU64::new(setting.to_word()),
             healed: AtomicU64::new(0),
+            line: Line::new(),
         })
     }
 
