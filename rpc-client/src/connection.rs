@@ -134,6 +134,10 @@ impl Connection {
         self.set_bounds(hello);
         state.greeted = true;
         state.max_calls = (hello.advised_calls as usize).clamp(1, MAX_CALLS);
+        // Before they are woken whose credit that leaves.
+        for id in state.slots.that_keep_long_items() {
+            self.settle_long(state, id);
+        }
         state.widen(hello.stream_window);
         state.wake_for_room();
         state.greeting.wake(usize::MAX, &mut state.slots.woken);
