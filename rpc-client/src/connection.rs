@@ -69,6 +69,8 @@ pub(crate) struct State {
     pub(crate) ended: Option<CallError>,
     /// The task has ended what waited, and ends.
     pub(crate) over: bool,
+    /// It was left before it was known what it was worth.
+    pub(crate) left_undecided: bool,
     /// The server has answered a call, so connecting to it was worth it.
     pub(crate) proved: bool,
 }
@@ -113,6 +115,7 @@ impl Connection {
                 closing: false,
                 ended: None,
                 over: false,
+                left_undecided: false,
                 proved: false,
             }),
             bounds: AtomicU64::new(0),

@@ -19,6 +19,9 @@ pub(crate) enum Parting {
     InVain(LostCause),
     /// The server has answered nothing, and something went wrong.
     Failed(LostCause),
+    /// The server drains, and has accepted calls that it has not answered yet: what it was worth is known when those
+    /// have ended.
+    Undecided,
     /// The connection has ended with its runtime, which is no fault of the server's.
     OwnDoing,
 }
@@ -27,12 +30,14 @@ impl Connection {
     /// How the client parts with a connection that takes no more calls, while those that are out are waited for. `None` if
     /// it has come to its end: then its task is about to say how.
     pub(crate) fn left(&self) -> Option<Parting> {
-        let state = self.lock();
+        let mut state = self.lock();
         if state.is_about_to_part() {
             return None;
         }
+        state.left_undecided = state.drains() && !state.proved && state.slots.waiting().next().is_some();
         Some(match state.farewell() {
             _ if state.proved => Parting::Left,
+            _ if state.left_undecided => Parting::Undecided,
             Some(why) if state.drains() => Parting::InVain(why),
             Some(why) => Parting::Failed(why),
             // It has used up its ids.
@@ -59,6 +64,11 @@ impl Connection {
             true if self.lock().proved => Parting::Lost,
             true => Parting::Failed(LostCause::Io(Arc::new(io::Error::other("the connection's task panicked")))),
         }
+    }
+
+    /// Whether it was left as [`Parting::Undecided`]: its end says what it was worth.
+    pub(crate) fn was_left_undecided(&self) -> bool {
+        self.lock().left_undecided
     }
 
     /// Whether its task is about to part with it: until then nobody else does, or what it was worth would be lost.
