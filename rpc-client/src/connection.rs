@@ -69,6 +69,8 @@ pub(crate) struct State {
     pub(crate) ended: Option<CallError>,
     /// The task has ended what waited, and ends.
     pub(crate) over: bool,
+    /// Nothing can be written any more. The task still reads what has come, and ends.
+    pub(crate) broken: bool,
     /// It was left before it was known what it was worth.
     pub(crate) left_undecided: bool,
     /// The server has answered a call, so connecting to it was worth it.
@@ -115,6 +117,7 @@ impl Connection {
                 closing: false,
                 ended: None,
                 over: false,
+                broken: false,
                 left_undecided: false,
                 proved: false,
             }),

@@ -78,8 +78,9 @@ impl Connection {
 }
 
 impl State {
-    /// It is over, or will be before its task is polled again: who is told to go in place of a HELLO goes.
+    /// It is over, or will be soon: before its task is polled again if the server has told it to go in place of a HELLO, and
+    /// when that has read what is left if nothing can be written.
     fn is_about_to_part(&self) -> bool {
-        self.over || (self.ended.is_some() && !self.greeted)
+        self.over || self.broken || (self.ended.is_some() && !self.greeted)
     }
 }
