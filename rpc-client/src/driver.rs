@@ -214,7 +214,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
         if state.closing && state.slots.used() == 0 && self.phase == Phase::Open {
             self.phase = Phase::Leaving;
-            encode_go_away(&mut self.writing, CallId::CONNECTION, GoAwayReason::Drain, "the client is closing");
+            // Behind what else is queued: nothing follows it.
+            let last = if state.out.is_empty() { &mut self.writing } else { &mut state.out };
+            encode_go_away(last, CallId::CONNECTION, GoAwayReason::Drain, "the client is closing");
         }
         let expiry = state.slots.next_expiry();
         self.wakers.append(&mut state.slots.woken);
