@@ -16,11 +16,15 @@ use sluicegate::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf},
     sync::mpsc::{self, UnboundedReceiver},
-    task::JoinHandle,
     time::{Instant, Sleep, sleep},
 };
 
-use crate::support::{RawServer, method, raw::response, scripted::first_call, until_client_idle, within};
+use crate::support::{
+    RawServer, method,
+    raw::response,
+    scripted::{Calling, first_call},
+    until_client_idle, within,
+};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -82,8 +86,6 @@ fn stale(then: Then) -> (ClientBuilder, UnboundedReceiver<RawServer>) {
     });
     (builder, servers)
 }
-
-type Calling = JoinHandle<Result<u64, CallError>>;
 
 /// Two calls are out, to a server that has sent `farewell` and gone; a third breaks the connection when it is written.
 async fn broken(

@@ -18,13 +18,12 @@ use sluicegate::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf},
     sync::mpsc::UnboundedReceiver,
-    task::JoinHandle,
     time::{Instant, sleep},
 };
 
 use crate::support::{
     RawServer, method,
-    scripted::{first_call, scripted},
+    scripted::{Calling, first_call, scripted},
     until_client_idle, within,
 };
 
@@ -226,7 +225,7 @@ async fn servers_that_answer_after_they_were_left_are_no_reason_to_wait() {
     for answers_soon in [true, false] {
         let (builder, mut servers) = scripted(64 * 1024);
         let client = builder.backoff(FOR_EVER, FOR_EVER).build();
-        let mut out: VecDeque<(JoinHandle<Result<u64, CallError>>, RawServer, CallId)> = VecDeque::new();
+        let mut out: VecDeque<(Calling, RawServer, CallId)> = VecDeque::new();
         for _ in 0..6 {
             let (calling, mut server, id) = within(first_call(&client, &mut servers, 64)).await;
             server.go_away(id, GoAwayReason::Drain, "growing old").await;
