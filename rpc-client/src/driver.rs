@@ -225,6 +225,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         (more, expiry)
     }
 
+    #[inline]
     fn take_given_up(&mut self, state: &mut State) {
         if state.slots.next_expiry().is_some() {
             expire(state);
@@ -363,10 +364,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             state.slots.next_expiry()
         };
         self.wakers.drain(..).for_each(Waker::wake);
-        if until <= clock::now() {
-            return Err(cause);
-        }
         match self.read(cx) {
+            Ok(_) if until <= clock::now() => Err(cause),
             Ok(Answers::None) if !self.poll_timer(cx, earlier(expiry, Some(until))) => Ok(Turn::Wait),
             Ok(_) => Ok(Turn::Again),
             Err(LostCause::Io(_)) => Err(cause),

@@ -67,7 +67,7 @@ impl Connection {
                 batch.clear();
                 return Ok(());
             };
-            if items > 0 && !queue.may_send() {
+            if !queue.may_send() {
                 return Err(misused(&self.peer, WITHOUT_ROOM));
             }
             queue.outflow.push(batch, items, charged);
