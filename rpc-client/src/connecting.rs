@@ -98,6 +98,7 @@ impl Manager {
         match parting {
             Parting::Left => {
                 self.in_vain = false;
+                self.not_before = None;
                 self.backoff.reset();
             }
             // The first attempt after a loss is delayed, too: all clients of a server lose it together.
@@ -112,7 +113,29 @@ impl Manager {
                 self.backoff.next_delay();
             }
             Parting::InVain(cause) | Parting::Failed(cause) => self.failed(io::Error::other(cause)),
-            Parting::OwnDoing => {}
+            // Behind one that served nothing this may be another. Nobody fails for that, but it is not tried at once.
+            Parting::Undecided if self.in_vain => self.delay_next(),
+            Parting::Undecided | Parting::OwnDoing => {}
+        }
+    }
+
+    /// A connection has ended that the client parted with before it was known what it was worth. By now there may be
+    /// another, so this changes only what becomes of those that are parted with from now on.
+    fn decide(&mut self, parting: Parting) {
+        match parting {
+            Parting::Left | Parting::Lost => {
+                self.in_vain = false;
+                // It says nothing about a server that could not be reached since.
+                if self.failure.is_none() {
+                    self.backoff.reset();
+                }
+            }
+            Parting::InVain(_) | Parting::Failed(_) => {
+                if !mem::replace(&mut self.in_vain, true) {
+                    self.backoff.next_delay();
+                }
+            }
+            Parting::Undecided | Parting::OwnDoing => {}
         }
     }
 
@@ -325,10 +348,14 @@ impl Drop for Reign {
         let Some(shared) = self.shared.upgrade() else { return };
         {
             let mut manager = shared.lock();
-            // One that has been replaced says nothing about the next attempt.
-            if manager.is_open(&self.connection) {
-                manager.part(self.parting.take().unwrap_or_else(|| self.connection.dropped()));
+            let (is_open, parting) = (manager.is_open(&self.connection), self.parting.take());
+            let parting = parting.unwrap_or_else(|| self.connection.dropped());
+            if is_open {
+                manager.part(parting);
+            } else if self.connection.was_left_undecided() {
+                manager.decide(parting);
             }
+            // Otherwise it has been replaced, and was judged then.
         }
         shared.changed.notify_waiters();
     }

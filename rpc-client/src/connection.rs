@@ -69,6 +69,10 @@ pub(crate) struct State {
     pub(crate) ended: Option<CallError>,
     /// The task has ended what waited, and ends.
     pub(crate) over: bool,
+    /// Nothing can be written any more. The task still reads what has come, and ends.
+    pub(crate) broken: bool,
+    /// It was left before it was known what it was worth.
+    pub(crate) left_undecided: bool,
     /// The server has answered a call, so connecting to it was worth it.
     pub(crate) proved: bool,
 }
@@ -113,6 +117,8 @@ impl Connection {
                 closing: false,
                 ended: None,
                 over: false,
+                broken: false,
+                left_undecided: false,
                 proved: false,
             }),
             bounds: AtomicU64::new(0),
@@ -134,6 +140,10 @@ impl Connection {
         self.set_bounds(hello);
         state.greeted = true;
         state.max_calls = (hello.advised_calls as usize).clamp(1, MAX_CALLS);
+        // Before they are woken whose credit that leaves.
+        for id in state.slots.that_keep_long_items() {
+            self.settle_long(state, id);
+        }
         state.widen(hello.stream_window);
         state.wake_for_room();
         state.greeting.wake(usize::MAX, &mut state.slots.woken);

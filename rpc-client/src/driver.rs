@@ -55,6 +55,8 @@ pub(crate) struct Driver<T> {
     vigil: Vigil,
     pub(crate) noise: Noise,
     phase: Phase,
+    /// Nothing can be written any more, for this cause: until then is read what has come.
+    broken: Option<(LostCause, Instant)>,
     /// How many calls there had been at the last look.
     opened: u64,
     over: bool,
@@ -91,6 +93,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             vigil: Vigil::new(config, clock::now()),
             noise: Noise::new(),
             phase: Phase::Open,
+            broken: None,
             opened: 0,
             over: false,
         }
@@ -147,13 +150,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             self.wakers.drain(..).for_each(Waker::wake);
             return Ok(Turn::Again);
         }
+        if self.broken.is_some() {
+            return self.hear_out(cx);
+        }
         for _ in 0..MAX_ROUNDS {
             // What a part-written buffer kept us from taking is taken in the next round.
             let left_behind = self.sent < self.writing.len();
             let (more, expiry) = self.take_queued(cx);
             let blocked = match self.write(cx) {
                 Ok(blocked) => blocked,
-                Err(cause) => return Err(self.hear_out(cx, cause)),
+                Err(cause) => return self.break_down(cx, cause),
             };
             if left_behind && !blocked {
                 continue;
@@ -194,12 +200,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
         state.task_is_awake = false;
         let was_full = state.out.len() >= MAX_QUEUED_LEN;
-        if state.slots.next_expiry().is_some() {
-            expire(&mut state);
-        }
-        if !state.withdrawals.is_empty() {
-            self.withdraw(&mut state);
-        }
+        self.take_given_up(&mut state);
         let mut more = false;
         if self.sent == self.writing.len() {
             self.writing.clear();
@@ -213,13 +214,25 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
         if state.closing && state.slots.used() == 0 && self.phase == Phase::Open {
             self.phase = Phase::Leaving;
-            encode_go_away(&mut self.writing, CallId::CONNECTION, GoAwayReason::Drain, "the client is closing");
+            // Behind what else is queued: nothing follows it.
+            let last = if state.out.is_empty() { &mut self.writing } else { &mut state.out };
+            encode_go_away(last, CallId::CONNECTION, GoAwayReason::Drain, "the client is closing");
         }
         let expiry = state.slots.next_expiry();
         self.wakers.append(&mut state.slots.woken);
         drop(state);
         self.wakers.drain(..).for_each(Waker::wake);
         (more, expiry)
+    }
+
+    #[inline]
+    fn take_given_up(&mut self, state: &mut State) {
+        if state.slots.next_expiry().is_some() {
+            expire(state);
+        }
+        if !state.withdrawals.is_empty() {
+            self.withdraw(state);
+        }
     }
 
     /// Sees to the calls that were given up: what of them has not begun to leave never does, and the
@@ -324,18 +337,40 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
     }
 
-    /// Nothing can be written any more, because of `cause`. What the server had sent before that may still be there: answers,
-    /// and why. What the connection ends with.
+    /// Nothing can be written any more, because of `cause`: no more calls are taken. What the server had sent before that may
+    /// still be there: answers, and why.
     #[cold]
-    fn hear_out(&mut self, cx: &mut Context<'_>, cause: LostCause) -> LostCause {
-        for _ in 0..MAX_ROUNDS {
-            match self.read(cx) {
-                Ok(Answers::None) | Err(LostCause::Io(_)) => break,
-                Ok(_) => {}
-                Err(heard) => return heard,
-            }
+    fn break_down(&mut self, cx: &mut Context<'_>, cause: LostCause) -> Result<Turn, LostCause> {
+        {
+            let mut state = self.connection.lock();
+            state.broken = true;
+            state.closing = true;
+            state.wake_all_waiting();
         }
-        cause
+        self.broken = Some((cause, clock::now() + LINGER_TIME));
+        self.hear_out(cx)
+    }
+
+    /// Reads on, to the end of the stream or for a while: a read that finds nothing says little, as tokio asks a socket
+    /// only when it has heard from it that there is something, which may be a moment later than a write finds it broken.
+    #[cold]
+    fn hear_out(&mut self, cx: &mut Context<'_>) -> Result<Turn, LostCause> {
+        let Some((cause, until)) = self.broken.clone() else { return Ok(Turn::Again) };
+        let expiry = {
+            let connection = Arc::clone(&self.connection);
+            let mut state = connection.lock();
+            self.take_given_up(&mut state);
+            self.wakers.append(&mut state.slots.woken);
+            state.slots.next_expiry()
+        };
+        self.wakers.drain(..).for_each(Waker::wake);
+        match self.read(cx) {
+            Ok(_) if until <= clock::now() => Err(cause),
+            Ok(Answers::None) if !self.poll_timer(cx, earlier(expiry, Some(until))) => Ok(Turn::Wait),
+            Ok(_) => Ok(Turn::Again),
+            Err(LostCause::Io(_)) => Err(cause),
+            Err(heard) => Err(heard),
+        }
     }
 
     /// Delivers the answers in `bytes` under one lock, then wakes their callers. Says how many bytes
@@ -525,7 +560,7 @@ const MAX_KEPT_WITHDRAWALS: usize = 1024;
 const KIND_AT: usize = 4;
 /// So many lone answers, one after the other, and others get their turn.
 const MAX_ROUNDS: u32 = 32;
-/// How long a closing client waits for the server to close, too.
+/// How long a closing client waits for the server to close, too, and one that cannot write for what the server has sent.
 const LINGER_TIME: Duration = Duration::from_secs(1);
 /// So many callers are woken in a turn of their own.
 ///

@@ -19,6 +19,9 @@ pub(crate) enum Parting {
     InVain(LostCause),
     /// The server has answered nothing, and something went wrong.
     Failed(LostCause),
+    /// The server drains, and has accepted calls that it has not answered yet: what it was worth is known when those
+    /// have ended.
+    Undecided,
     /// The connection has ended with its runtime, which is no fault of the server's.
     OwnDoing,
 }
@@ -27,12 +30,14 @@ impl Connection {
     /// How the client parts with a connection that takes no more calls, while those that are out are waited for. `None` if
     /// it has come to its end: then its task is about to say how.
     pub(crate) fn left(&self) -> Option<Parting> {
-        let state = self.lock();
+        let mut state = self.lock();
         if state.is_about_to_part() {
             return None;
         }
+        state.left_undecided = state.drains() && !state.proved && state.slots.waiting().next().is_some();
         Some(match state.farewell() {
             _ if state.proved => Parting::Left,
+            _ if state.left_undecided => Parting::Undecided,
             Some(why) if state.drains() => Parting::InVain(why),
             Some(why) => Parting::Failed(why),
             // It has used up its ids.
@@ -61,6 +66,11 @@ impl Connection {
         }
     }
 
+    /// Whether it was left as [`Parting::Undecided`]: its end says what it was worth.
+    pub(crate) fn was_left_undecided(&self) -> bool {
+        self.lock().left_undecided
+    }
+
     /// Whether its task is about to part with it: until then nobody else does, or what it was worth would be lost.
     pub(crate) fn is_about_to_part(&self) -> bool {
         self.lock().is_about_to_part()
@@ -68,8 +78,9 @@ impl Connection {
 }
 
 impl State {
-    /// It is over, or will be before its task is polled again: who is told to go in place of a HELLO goes.
+    /// It is over, or will be soon: before its task is polled again if the server has told it to go in place of a HELLO, and
+    /// when that has read what is left if nothing can be written.
     fn is_about_to_part(&self) -> bool {
-        self.over || (self.ended.is_some() && !self.greeted)
+        self.over || self.broken || (self.ended.is_some() && !self.greeted)
     }
 }

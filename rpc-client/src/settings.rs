@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rpc_codec::settings::{CodecName, OrOff, SettingsError, Size, Time, from_toml};
+use rpc_codec::settings::{CodecName, OrOff, SettingsError, Size, Time, from_toml, set};
 use serde::Deserialize;
 
 use crate::{
@@ -82,7 +82,8 @@ impl ClientSettings {
     ///
     /// # Errors
     ///
-    /// It is no TOML, has a name or a value that is not known, or what cannot be; the message says where.
+    /// It is no TOML, or has a name or a value that is not known; the message says where. Or it has what cannot be; the message
+    /// names the setting.
     pub fn from_toml(text: &str) -> Result<Self, SettingsError> {
         from_toml(text)
     }
@@ -91,19 +92,19 @@ impl ClientSettings {
     pub(crate) fn apply(self, mut builder: ClientBuilder) -> ClientBuilder {
         let Self(settings) = self;
         let config = &mut builder.config;
-        set(&mut config.timeout, settings.timeout.map(|timeout| timeout.map(time)));
+        set(&mut config.timeout, settings.timeout.map(or_off));
         set(&mut config.codec, settings.codec.map(|CodecName(codec)| codec));
-        set(&mut config.connect_timeout, settings.connect_timeout.map(time));
-        set(&mut config.min_backoff, settings.backoff.map(|backoff| time(backoff.min)));
-        set(&mut config.max_backoff, settings.backoff.map(|backoff| time(backoff.max)));
+        set(&mut config.connect_timeout, settings.connect_timeout.map(Time::get));
+        set(&mut config.min_backoff, settings.backoff.map(|backoff| backoff.min.get()));
+        set(&mut config.max_backoff, settings.backoff.map(|backoff| backoff.max.get()));
         set(&mut config.wait_for_ready, settings.wait_for_ready);
-        set(&mut config.max_frame, settings.max_frame.map(bytes));
-        set(&mut config.max_message, settings.max_message.map(bytes));
-        set(&mut config.stream_window, settings.stream_window.map(bytes));
-        set(&mut config.keepalive_interval, settings.keepalive_interval.map(|interval| interval.map(time)));
-        set(&mut config.keepalive_timeout, settings.keepalive_timeout.map(time));
-        set(&mut config.frame_timeout, settings.frame_timeout.map(time));
-        set(&mut config.write_timeout, settings.write_timeout.map(time));
+        set(&mut config.max_frame, settings.max_frame.map(Size::get));
+        set(&mut config.max_message, settings.max_message.map(Size::get));
+        set(&mut config.stream_window, settings.stream_window.map(Size::get));
+        set(&mut config.keepalive_interval, settings.keepalive_interval.map(or_off));
+        set(&mut config.keepalive_timeout, settings.keepalive_timeout.map(Time::get));
+        set(&mut config.frame_timeout, settings.frame_timeout.map(Time::get));
+        set(&mut config.write_timeout, settings.write_timeout.map(Time::get));
         set(&mut config.trace_calls, settings.trace_calls);
         builder
     }
@@ -113,7 +114,7 @@ impl TryFrom<Unchecked> for ClientSettings {
     type Error = Impossible;
 
     fn try_from(settings: Unchecked) -> Result<Self, Impossible> {
-        let interval = settings.keepalive_interval.and_then(|interval| interval.map(|interval| interval));
+        let interval = settings.keepalive_interval.and_then(OrOff::on);
         for (setting, value, least) in [
             ("connect_timeout", settings.connect_timeout, MIN_WAIT),
             ("backoff.min", settings.backoff.map(|backoff| backoff.min), MIN_WAIT),
@@ -122,14 +123,14 @@ impl TryFrom<Unchecked> for ClientSettings {
             ("frame_timeout", settings.frame_timeout, MIN_WAIT),
             ("write_timeout", settings.write_timeout, MIN_WAIT),
         ] {
-            if let Some(value) = value.map(time).filter(|value| *value < least) {
+            if let Some(value) = value.map(Time::get).filter(|value| *value < least) {
                 return Err(Impossible::TooShort { setting, value, least });
             }
         }
         for (setting, value, least) in
             [("max_frame", settings.max_frame, MIN_FRAME), ("stream_window", settings.stream_window, 1)]
         {
-            if let Some(value) = value.map(bytes).filter(|value| *value < least) {
+            if let Some(value) = value.map(Size::get).filter(|value| *value < least) {
                 return Err(Impossible::TooSmall { setting, value, least });
             }
         }
@@ -143,18 +144,8 @@ impl TryFrom<Unchecked> for ClientSettings {
     }
 }
 
-fn set<T>(setting: &mut T, value: Option<T>) {
-    if let Some(value) = value {
-        *setting = value;
-    }
-}
-
-fn bytes<T>(Size(bytes): Size<T>) -> T {
-    bytes
-}
-
-fn time(Time(time): Time) -> Duration {
-    time
+fn or_off(setting: OrOff<Time>) -> Option<Duration> {
+    setting.on().map(Time::get)
 }
 
 #[cfg(test)]
@@ -164,14 +155,14 @@ mod tests {
     use super::*;
     use crate::Client;
 
-    /// Each setting of a client, by its name.
-    fn list(builder: &ClientBuilder) -> BTreeMap<String, String> {
-        let text = format!("{:#?}", builder.config);
+    /// What a struct shows of each of its fields, by its name.
+    fn fields(of: &impl std::fmt::Debug) -> BTreeMap<String, String> {
+        let text = format!("{of:#?}");
         let (mut all, mut name) = (BTreeMap::<_, String>::new(), String::new());
         for line in text.lines().filter_map(|line| line.strip_prefix("    ")) {
-            // One level deep it is a setting; deeper, what belongs to the one before.
-            if let Some((setting, _)) = line.split_once(':').filter(|_| !line.starts_with(' ')) {
-                setting.clone_into(&mut name);
+            // One level deep it is a field; deeper, what belongs to the one before.
+            if let Some((field, _)) = line.split_once(':').filter(|_| !line.starts_with(' ')) {
+                field.clone_into(&mut name);
             }
             all.entry(name.clone()).or_default().push_str(line);
         }
@@ -182,13 +173,20 @@ mod tests {
         Client::builder("nowhere").settings(ClientSettings::from_toml(text).unwrap())
     }
 
-    #[test]
-    fn the_file_of_defaults_has_the_defaults() {
-        assert_eq!(list(&with(include_str!("settings.toml"))), list(&Client::builder("nowhere")));
+    fn list(builder: &ClientBuilder) -> BTreeMap<String, String> {
+        fields(&builder.config)
     }
 
     #[test]
-    fn a_file_can_set_each_setting_of_a_client() {
+    fn the_file_of_defaults_has_the_defaults_and_all_there_are() {
+        let defaults = include_str!("settings.toml");
+        let shown = fields(&ClientSettings::from_toml(defaults).unwrap().0);
+        assert!(shown.values().all(|value| !value.ends_with(": None,")), "one is missing: {shown:#?}");
+        assert_eq!(list(&with(defaults)), list(&Client::builder("nowhere")));
+    }
+
+    #[test]
+    fn a_file_sets_each_setting_of_a_client_and_no_other() {
         let set = list(&with(
             r#"
             timeout = "1s"
@@ -202,13 +200,28 @@ mod tests {
             keepalive_timeout = "8s"
             frame_timeout = "9s"
             write_timeout = "11s"
-            trace_calls = true
         "#,
         ));
-        let unset = list(&Client::builder("nowhere"));
+        const MIB: u32 = 1 << 20;
+        let (s, builder) = (Duration::from_secs, || Client::builder("nowhere"));
+        let said = builder()
+            .timeout(s(1))
+            .connect_timeout(s(2))
+            .backoff(s(3), s(4))
+            .wait_for_ready(true)
+            .max_frame(5 * MIB)
+            .max_message(6 * MIB)
+            .stream_window(7 * MIB)
+            .keepalive_interval(None)
+            .keepalive_timeout(s(8))
+            .frame_timeout(s(9))
+            .write_timeout(s(11));
+        assert_eq!(set, list(&said));
+        let unset = list(&builder());
         let missing: Vec<_> = set.keys().filter(|name| set[*name] == unset[*name]).collect();
-        // This build may have but one codec; interceptors are code, and the last is for tests.
-        assert_eq!(missing, ["codec", "ids_used", "interceptors"], "a setting that files do not have");
+        // This build may have but one codec; interceptors are code, ids are for tests, and the last is the other switch.
+        assert_eq!(missing, ["codec", "ids_used", "interceptors", "trace_calls"], "a setting that files do not have");
+        assert_eq!(list(&with("trace_calls = true")), list(&builder().trace_calls(true)));
     }
 
     #[test]
@@ -222,6 +235,7 @@ mod tests {
             ("stream_window = 0", "stream_window (0) must not be less than 1"),
             ("connect_timeout = '0s'", "connect_timeout (0ns) must not be less than 1ms"),
             ("keepalive_interval = '5ms'", "keepalive_interval (5ms) must not be less than 10ms"),
+            ("connect_timeout = '0'", "such as \"250ms\""),
             ("keepalive_timeout = 5", "such as \"250ms\""),
             ("codec = 'yaml'", "one of `bincode`"),
         ] {

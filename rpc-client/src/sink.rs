@@ -4,19 +4,21 @@ use std::{
     fmt,
     future::poll_fn,
     marker::PhantomData,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
 use futures::{Sink, Stream};
-use rpc_codec::{CodecId, EncodeItem, ItemError, PayloadError, charge, encode_end, encode_item};
+use rpc_codec::{CodecId, EncodeError, EncodeItem, ItemError, PayloadError, charge, encode_item};
 use rpc_core::CallId;
 
 use crate::{
     call::sizes,
-    connection::{Connection, wake},
+    connection::{Connection, State, wake},
     error::CallError,
+    items::Items,
     queue::Withdrawal,
     stream::{Opened, proceed},
 };
@@ -33,14 +35,31 @@ impl Connection {
         if items.is_ready() && may_be_long {
             return Poll::Ready(Ok((items.outflow.credit(), items.threshold - items.outflow.queue.len())));
         }
-        if !items.sender.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            items.sender = Some(waker.clone());
+        if let Some(error) = items.take_too_long() {
+            return Poll::Ready(Err(too_large(&self.peer, &error)));
         }
+        items.wake_later(waker);
         Poll::Pending
     }
 
-    /// Puts items of a call into its queue, or END if there are none. Of a call that has ended nothing is kept.
-    /// Items for which there is no credit are refused: the server would end the connection, which others share.
+    /// Whether it is settled what becomes of the long item that was kept last, if any was. If not, `waker` is woken then.
+    fn poll_settled(&self, id: CallId, waker: &Waker) -> Poll<Result<(), CallError>> {
+        let mut state = self.lock();
+        // Of a call that has ended, its answer says how.
+        let Some(items) = state.slots.items(id) else { return Poll::Ready(Ok(())) };
+        if let Some(error) = items.take_too_long() {
+            return Poll::Ready(Err(too_large(&self.peer, &error)));
+        }
+        if !items.keeps_long() {
+            return Poll::Ready(Ok(()));
+        }
+        items.wake_later(waker);
+        Poll::Pending
+    }
+
+    /// Puts items of a call into its queue. Of a call that has ended nothing is kept.
+    /// Items for which there is no credit are refused: the server would end the connection, which others share. So are
+    /// those behind one that is kept, which goes before them.
     fn push_items(&self, id: CallId, batch: &mut Vec<u8>, items: u64, charged: i64) -> Result<(), CallError> {
         let task = {
             let mut state = self.lock();
@@ -48,11 +67,10 @@ impl Connection {
                 batch.clear();
                 return Ok(());
             };
-            if items > 0 && queue.outflow.credit() <= 0 {
+            if !queue.may_send() {
                 return Err(misused(&self.peer, WITHOUT_ROOM));
             }
             queue.outflow.push(batch, items, charged);
-            queue.ended |= items == 0;
             state.list_items(id);
             state.wake_task()
         };
@@ -60,7 +78,64 @@ impl Connection {
         Ok(())
     }
 
-    fn look_at_items<R>(&self, id: CallId, look: impl FnOnce(&mut crate::items::Items) -> R) -> Option<R> {
+    /// Keeps an encoded item that is too long until the server has said what it takes: it goes into the queue then. If the
+    /// server says so right now, it does at once.
+    #[cold]
+    fn keep_long(&self, id: CallId, item: Vec<u8>) -> Result<(), CallError> {
+        let (kept, task, woken) = {
+            let mut state = self.lock();
+            let greeted = state.greeted;
+            let Some(items) = state.slots.items(id) else { return Ok(()) };
+            if !items.may_send() {
+                return Err(misused(&self.peer, WITHOUT_ROOM));
+            }
+            items.keep_long(item);
+            if greeted {
+                self.settle_long(&mut state, id);
+            }
+            let too_long = state.slots.items(id).and_then(Items::take_too_long);
+            let kept = too_long.map_or(Ok(()), |error| Err(too_large(&self.peer, &error)));
+            (kept, state.wake_task(), mem::take(&mut state.slots.woken))
+        };
+        woken.into_iter().for_each(Waker::wake);
+        wake(task);
+        kept
+    }
+
+    /// The server has said what it takes, and so what becomes of a long item: it is sent, or its sink is told that it cannot
+    /// be. Behind the end nobody is there to be told, and the call fails.
+    pub(crate) fn settle_long(&self, state: &mut State, id: CallId) {
+        let bounds = self.bounds();
+        let Some(items) = state.slots.items(id) else { return };
+        items.settle_long(id, bounds);
+        let too_long = if items.ended { items.take_too_long() } else { None };
+        let waker = items.sender.take();
+        state.slots.woken.extend(waker);
+        match too_long {
+            None => state.list_items(id),
+            Some(error) => state.break_off(id, too_large(&self.peer, &error)),
+        }
+    }
+
+    /// The last item was sent. If nobody has been told of one that was too long, that was not all, and the call fails.
+    fn end_items(&self, id: CallId) {
+        let (task, woken) = {
+            let mut state = self.lock();
+            let Some(items) = state.slots.items(id) else { return };
+            match items.take_too_long() {
+                Some(error) => state.break_off(id, too_large(&self.peer, &error)),
+                None => {
+                    items.end(id);
+                    state.list_items(id);
+                }
+            }
+            (state.wake_task(), mem::take(&mut state.slots.woken))
+        };
+        woken.into_iter().for_each(Waker::wake);
+        wake(task);
+    }
+
+    fn look_at_items<R>(&self, id: CallId, look: impl FnOnce(&mut Items) -> R) -> Option<R> {
         self.lock().slots.items(id).map(look)
     }
 
@@ -71,13 +146,20 @@ impl Connection {
             if state.slots.items(id).is_none_or(|items| items.ended) {
                 return;
             }
-            let had_parts_to_come = state.stop_upload(id);
-            state.slots.give_up(id, CallError::SinkDropped { peer: Arc::clone(&self.peer) });
-            state.withdrawals.push(Withdrawal::new(id, had_parts_to_come).with_items(true));
-            (state.wake_task(), std::mem::take(&mut state.slots.woken))
+            state.break_off(id, CallError::SinkDropped { peer: Arc::clone(&self.peer) });
+            (state.wake_task(), mem::take(&mut state.slots.woken))
         };
         woken.into_iter().for_each(Waker::wake);
         wake(task);
+    }
+}
+
+impl State {
+    /// Ends a call that lacks an item of its client's: who waits for it is told, and so is the server.
+    fn break_off(&mut self, id: CallId, error: CallError) {
+        let had_parts_to_come = self.stop_upload(id);
+        self.slots.give_up(id, error);
+        self.withdrawals.push(Withdrawal::new(id, had_parts_to_come).with_items(true));
     }
 }
 
@@ -93,15 +175,14 @@ impl Connection {
 /// is pending: encoded, and not yet on its way. [`Self::is_ready`] says without waiting whether it
 /// would, and [`Self::ready`] waits until it would not. Both are hints: nothing is reserved by them.
 ///
-/// An item of more than 64 KiB waits as well until a server that has just been connected to has said what it takes. As a
-/// [`Sink`] it keeps such an item until it is flushed, closed, or asked for room for the next.
+/// An item of more than 64 KiB waits as well until a server that has just been connected to has said what it takes. A [`Sink`]
+/// takes such an item before that, and it is sent as soon as it may be. To flush, to close or to ask for room for the next waits
+/// until that is known, and fails if the server takes no items as long as that; behind [`Self::end`] the call does.
 pub struct ItemSink<T, W: EncodeItem<T>> {
     connection: Arc<Connection>,
     id: CallId,
     codec: CodecId,
     batch: Vec<u8>,
-    /// An item, encoded, that goes before all others, but is too long until the server has said what it takes.
-    held: Option<Vec<u8>>,
     ended: bool,
     form: PhantomData<fn(T) -> W>,
 }
@@ -109,7 +190,7 @@ pub struct ItemSink<T, W: EncodeItem<T>> {
 impl<T, W: EncodeItem<T>> ItemSink<T, W> {
     pub(crate) fn new(opened: &Opened) -> Self {
         let (connection, id, codec) = (Arc::clone(&opened.connection), opened.id, opened.codec);
-        Self { connection, id, codec, batch: Vec::new(), held: None, ended: false, form: PhantomData }
+        Self { connection, id, codec, batch: Vec::new(), ended: false, form: PhantomData }
     }
 
     /// Sends an item when the server's credit and what is pending allow it.
@@ -127,7 +208,7 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
         let mut long = false;
         loop {
             poll_fn(|cx| self.poll_sendable(long, cx)).await?;
-            // Only here: what the sink held would be sent without its future.
+            // Only here: what the connection keeps is sent without its future.
             match self.push(&item)? {
                 Pushed::Now => return Ok(()),
                 Pushed::MayBeTooLong => long = true,
@@ -137,9 +218,7 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
 
     /// Whether an item could be sent now without waiting.
     pub fn is_ready(&self) -> bool {
-        !self.ended
-            && self.held.is_none()
-            && self.connection.look_at_items(self.id, |items| items.is_ready()).unwrap_or(false)
+        !self.ended && self.connection.look_at_items(self.id, |items| items.is_ready()).unwrap_or(false)
     }
 
     /// Waits until an item can be sent without waiting.
@@ -155,18 +234,15 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
         poll_fn(|cx| self.poll_sendable(false, cx)).await.map(|_| ())
     }
 
-    /// Says that the last item was sent. The answer still comes. A [`Sink`] that was not flushed behind a long item may
-    /// still hold that; then this is as to drop it.
+    /// Says that the last item was sent. The answer still comes; it is [`CallError::ItemTooLarge`] if a long item that this
+    /// took as a [`Sink`], and was not flushed behind, turns out to be longer than the server takes.
     pub fn end(mut self) {
-        if self.held.is_none() {
-            self.say_end();
-        }
+        self.say_end();
     }
 
     /// Bytes of items that have not been queued for the transport.
     pub fn pending(&self) -> usize {
-        let queued = self.connection.look_at_items(self.id, |items| items.outflow.queue.len());
-        queued.unwrap_or(0) + self.held.as_ref().map_or(0, Vec::len)
+        self.connection.look_at_items(self.id, |items| items.pending()).unwrap_or(0)
     }
 
     /// How many bytes may be pending before the producer waits. Default: 32 KiB. One item goes beyond it.
@@ -178,39 +254,13 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
         wake(waker.flatten());
     }
 
-    /// Waits until an item, which may be a `long` one, can be sent behind what is held.
+    /// Waits until an item, which may be a `long` one, can be sent.
     fn poll_sendable(&mut self, long: bool, cx: &mut Context<'_>) -> Poll<Result<(i64, usize), CallError>> {
         if self.ended {
             return Poll::Ready(Err(misused(&self.connection.peer, BEHIND_END)));
         }
         ready!(proceed(cx));
-        loop {
-            let room = self.connection.poll_room(self.id, long || self.held.is_some(), cx.waker());
-            if self.held.is_none() {
-                return room;
-            }
-            ready!(room)?;
-            self.push_held()?;
-        }
-    }
-
-    /// Waits until nothing is held any more.
-    fn poll_flushed(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
-        if self.held.is_none() { Poll::Ready(Ok(())) } else { self.poll_sendable(false, cx).map_ok(|_| ()) }
-    }
-
-    /// The server has said what it takes by now.
-    #[cold]
-    fn push_held(&mut self) -> Result<(), CallError> {
-        let held = self.held.take().unwrap_or_default();
-        let bounds = self.connection.bounds();
-        self.batch.clear();
-        let encoded = encode_item(&mut self.batch, self.id, bounds, |out| {
-            out.extend_from_slice(&held);
-            Ok(())
-        });
-        let charged = encoded.map(charge).map_err(|error| self.refused(error))?;
-        self.connection.push_items(self.id, &mut self.batch, 1, charged)
+        self.connection.poll_room(self.id, long, cx.waker())
     }
 
     fn push(&mut self, item: &T) -> Result<Pushed, CallError> {
@@ -223,21 +273,17 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
         self.connection.push_items(self.id, &mut self.batch, 1, charged).map(|()| Pushed::Now)
     }
 
-    /// Keeps an item until the server has said what it takes.
+    /// Leaves an item to the connection until the server has said what it takes.
     #[cold]
-    fn hold(&mut self, item: &T) -> Result<(), CallError> {
-        let mut held = Vec::new();
-        W::encode(self.codec, item, &mut held).map_err(CallError::EncodeItem)?;
-        self.held = Some(held);
-        Ok(())
+    fn keep(&self, item: &T) -> Result<(), CallError> {
+        let mut encoded = Vec::new();
+        W::encode(self.codec, item, &mut encoded).map_err(CallError::EncodeItem)?;
+        self.connection.keep_long(self.id, encoded)
     }
 
     fn say_end(&mut self) {
-        if !std::mem::replace(&mut self.ended, true) {
-            self.batch.clear();
-            encode_end(&mut self.batch, self.id);
-            // END needs no credit.
-            let _ = self.connection.push_items(self.id, &mut self.batch, 0, 0);
+        if !mem::replace(&mut self.ended, true) {
+            self.connection.end_items(self.id);
         }
     }
 
@@ -260,10 +306,7 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
     fn refused(&self, error: ItemError<PayloadError>) -> CallError {
         match error {
             ItemError::Encode(error) => CallError::EncodeItem(error),
-            ItemError::TooLong(error) => {
-                let (len, max) = sizes(&error);
-                CallError::ItemTooLarge { peer: Arc::clone(&self.connection.peer), len, max }
-            }
+            ItemError::TooLong(error) => too_large(&self.connection.peer, &error),
         }
     }
 
@@ -276,7 +319,7 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
         loop {
             let (credit, room) = ready!(self.poll_sendable(false, cx))?;
             self.batch.clear();
-            let (mut count, mut charged) = (0, 0);
+            let (mut count, mut charged, mut long) = (0, 0, None);
             let end = loop {
                 if charged >= credit || self.batch.len() >= room {
                     break None;
@@ -286,13 +329,19 @@ impl<T, W: EncodeItem<T>> ItemSink<T, W> {
                     Poll::Ready(None) => break Some(Poll::Ready(Ok(()))),
                     Poll::Ready(Some(item)) => match self.encode(&item) {
                         Ok(Some(charge)) => (count, charged) = (count + 1, charged + charge),
-                        Ok(None) => break self.hold(&item).err().map(|error| Poll::Ready(Err(error))),
+                        Ok(None) => {
+                            long = Some(item);
+                            break None;
+                        }
                         Err(error) => break Some(Poll::Ready(Err(error))),
                     },
                 }
             };
             if count > 0 {
                 self.connection.push_items(self.id, &mut self.batch, count, charged)?;
+            }
+            if let Some(item) = long {
+                self.keep(&item)?;
             }
             match end {
                 None => {}
@@ -315,23 +364,20 @@ impl<T, W: EncodeItem<T>> Sink<T> for ItemSink<T, W> {
 
     fn start_send(self: Pin<&mut Self>, item: T) -> Result<(), CallError> {
         let this = self.get_mut();
-        if this.held.is_some() {
-            return Err(misused(&this.connection.peer, WITHOUT_ROOM));
-        }
         match this.push(&item)? {
             Pushed::Now => Ok(()),
-            Pushed::MayBeTooLong => this.hold(&item),
+            Pushed::MayBeTooLong => this.keep(&item),
         }
     }
 
-    /// There is nothing to flush but what is held: the connection takes what is queued by itself.
+    /// The connection sends what it has by itself, and this waits for no room: only until it is known that it may.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
-        self.get_mut().poll_flushed(cx)
+        self.connection.poll_settled(self.id, cx.waker())
     }
 
     fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         let this = self.get_mut();
-        ready!(this.poll_flushed(cx))?;
+        ready!(this.connection.poll_settled(this.id, cx.waker()))?;
         this.say_end();
         Poll::Ready(Ok(()))
     }
@@ -342,6 +388,12 @@ enum Pushed {
     Now,
     /// Not sent: whether it can be is known when the server has said what it takes.
     MayBeTooLong,
+}
+
+#[cold]
+fn too_large(peer: &Arc<str>, error: &EncodeError) -> CallError {
+    let (len, max) = sizes(error);
+    CallError::ItemTooLarge { peer: Arc::clone(peer), len, max }
 }
 
 #[cold]

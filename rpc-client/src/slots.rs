@@ -160,7 +160,7 @@ impl Slots {
 
     /// Bytes of items that are to be sent.
     pub(crate) fn items_to_send_len(&self) -> usize {
-        self.slots.iter().filter_map(|slot| slot.items.as_ref()).map(|items| items.outflow.queue.len()).sum()
+        self.slots.iter().filter_map(|slot| slot.items.as_ref()).map(|items| items.pending()).sum()
     }
 
     /// The items of a call that waits, if it has any.
@@ -180,6 +180,11 @@ impl Slots {
     pub(crate) fn all_items(&mut self) -> impl Iterator<Item = (CallId, &mut Items)> {
         let waiting = self.slots.iter_mut().filter(|slot| slot.is_waiting());
         waiting.filter_map(|slot| Some((slot.id, slot.items.as_deref_mut()?)))
+    }
+
+    /// Calls that wait, and keep an item until the server has said what it takes.
+    pub(crate) fn that_keep_long_items(&mut self) -> Vec<CallId> {
+        self.all_items().filter(|(_, items)| items.keeps_long()).map(|(id, _)| id).collect()
     }
 
     /// Gives back the buffers that are kept for answers to come. The slots stay: late answers find theirs.
@@ -283,8 +288,7 @@ impl Slots {
     fn end_items(&mut self, id: CallId) {
         let Some(items) = &mut self.slots[usize::from(id.slot())].items else { return };
         self.late_frames = self.late_frames.saturating_add(items.frames_to_come());
-        items.outflow.queue.clear();
-        self.woken.extend(items.sender.take());
+        self.woken.extend(items.stop_sending());
     }
 
     /// Begins the answer of a waiting call, whose body comes in parts.

@@ -74,17 +74,30 @@ fn a_caller_that_takes_is_woken_by_every_item_and_by_the_last_and_its_credit_com
 #[test]
 fn a_long_item_is_not_too_long_for_a_server_that_says_at_any_moment_that_it_takes_it() {
     under_as_many_schedules(300, || {
-        let (client, server, driving) = connected(Plan::Take);
+        // To flush, to close and to end need no credit.
+        let (client, server, driving) = connected([Plan::Take, Plan::TakeOne][between(0, 1) as usize]);
         let call: ClientStream<(), Bytes, Bytes, Plain, Plain> = client.client_stream(STREAM, ());
         let (mut sink, reply) = block_on(call.open()).expect("the connection stays");
         let item = Bytes::from(vec![7; (1 << 16) + 1]);
-        if between(0, 1) == 0 {
-            block_on(sink.send(item)).expect("it is taken");
-        } else {
-            block_on(sink.feed(item)).expect("it is kept");
-            block_on(sink.flush()).expect("it is taken");
+        match between(0, 3) {
+            0 => {
+                block_on(sink.send(item)).expect("it is taken");
+                sink.end();
+            }
+            1 => {
+                block_on(sink.feed(item)).expect("it is kept");
+                block_on(sink.flush()).expect("it is taken");
+                sink.end();
+            }
+            2 => {
+                block_on(sink.feed(item)).expect("it is kept");
+                block_on(sink.close()).expect("it is taken");
+            }
+            _ => {
+                block_on(sink.feed(item)).expect("it is kept");
+                sink.end();
+            }
         }
-        sink.end();
         assert_eq!(block_on(reply).expect("it is answered"), 1_u32.to_be_bytes()[..]);
         leave(&client, server, driving);
     });
@@ -216,6 +229,8 @@ fn leave(client: &Client, server: thread::JoinHandle<()>, driving: thread::JoinH
 enum Plan {
     /// Takes all items, gives credit for each, and says how many there were.
     Take,
+    /// Takes items, gives no credit, and says at the end how many there were.
+    TakeOne,
     /// Sends items as far as it has credit, and the end behind the last.
     Send,
     /// Answers with an error as soon as it is asked.
@@ -255,7 +270,10 @@ fn serve(pipe: &Pipe, plan: Plan) {
                     taken += 1;
                     pipe.answer(|out| encode_credit(out, *id, charge(*len as usize) as u32));
                 }
-                (Plan::Take, Frame::End { id }) => pipe.answer(|out| reply(out, *id, &taken.to_be_bytes())),
+                (Plan::TakeOne, Frame::Item { .. }) => taken += 1,
+                (Plan::Take | Plan::TakeOne, Frame::End { id }) => {
+                    pipe.answer(|out| reply(out, *id, &taken.to_be_bytes()))
+                }
                 _ => {}
             }
         }

@@ -105,6 +105,10 @@ pub struct MethodDescription {
     pub max_concurrent_calls: Option<u64>,
     /// The pool in which its calls count, if they do.
     pub pool: Option<String>,
+    /// For how many milliseconds its streams may be idle, if they have a time of their own, in place of the server's;
+    /// `u64::MAX` is for ever.
+    #[serde(default)]
+    pub stream_idle_timeout: Option<u64>,
 }
 
 #[cfg(test)]

@@ -22,12 +22,19 @@ pub fn from_toml<T: DeserializeOwned>(text: &str) -> Result<T, SettingsError> {
     toml::from_str(text).map_err(SettingsError)
 }
 
-/// A file of settings that says nothing sensible: where, and what.
+/// A file of settings that says nothing sensible: what, and where if that is one place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 pub struct SettingsError(toml::de::Error);
 
-/// A time with its unit, as `"250ms"` and `"1m 30s"`. A number alone is none: of what?
+/// Sets what a file has.
+pub fn set<T>(setting: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *setting = value;
+    }
+}
+
+/// A time with its unit, as `"250ms"` and `"1m 30s"`. A number alone is none, `"0"` included: of what?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Time(pub Duration);
 
@@ -48,33 +55,67 @@ pub enum OrOff<T> {
     On(T),
 }
 
+impl Time {
+    /// How long it is.
+    pub fn get(self) -> Duration {
+        self.0
+    }
+}
+
+impl<T> Size<T> {
+    /// How many bytes it is.
+    pub fn get(self) -> T {
+        self.0
+    }
+}
+
 impl<T> OrOff<T> {
     /// `None` if it is off.
-    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Option<U> {
+    pub fn on(self) -> Option<T> {
         match self {
             Self::Off => None,
-            Self::On(value) => Some(f(value)),
+            Self::On(value) => Some(value),
         }
+    }
+}
+
+/// What stands in a file as a text.
+trait Text: Sized {
+    /// What is written there.
+    fn describe(f: &mut fmt::Formatter<'_>) -> fmt::Result;
+
+    fn parse(text: &str) -> Option<Self>;
+}
+
+struct TextVisitor<T>(PhantomData<T>);
+
+impl<T: Text> Visitor<'_> for TextVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        T::describe(f)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        T::parse(text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
     }
 }
 
 impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TimeVisitor)
+        deserializer.deserialize_any(TextVisitor(PhantomData))
     }
 }
 
-struct TimeVisitor;
-
-impl Visitor<'_> for TimeVisitor {
-    type Value = Time;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Text for Time {
+    fn describe(f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a time with its unit, such as \"250ms\"")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Time, E> {
-        humantime::parse_duration(text).map(Time).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
+    fn parse(text: &str) -> Option<Self> {
+        // The parser takes a zero without one.
+        let has_unit = text.contains(char::is_alphabetic);
+        humantime::parse_duration(text).ok().filter(|_| has_unit).map(Self)
     }
 }
 
@@ -112,24 +153,19 @@ impl<T: TryFrom<u64>> Visitor<'_> for SizeVisitor<T> {
 
 impl<'de> Deserialize<'de> for CodecName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(CodecVisitor)
+        deserializer.deserialize_any(TextVisitor(PhantomData))
     }
 }
 
-struct CodecVisitor;
-
-impl Visitor<'_> for CodecVisitor {
-    type Value = CodecName;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Text for CodecName {
+    fn describe(f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a codec: one of ")?;
         let names = NAMED.map(|codec| format!("`{}`", codec.name()));
         f.write_str(&names.join(", "))
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<CodecName, E> {
-        let named = NAMED.into_iter().find(|codec| codec.name() == text);
-        named.map(CodecName).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+    fn parse(text: &str) -> Option<Self> {
+        NAMED.into_iter().find(|codec| codec.name() == text).map(Self)
     }
 }
 
@@ -202,6 +238,7 @@ mod tests {
         };
         assert_eq!(all, expected);
         assert_eq!(from_toml::<All>("size_or_off = 5").unwrap().size_or_off, Some(OrOff::On(Size(5))));
+        assert_eq!(from_toml::<All>("time = '0s'").unwrap().time, Some(Time(Duration::ZERO)));
     }
 
     #[test]
@@ -209,6 +246,8 @@ mod tests {
         for (text, said) in [
             ("time = 250", "such as \"250ms\""),
             ("time = '250'", "such as \"250ms\""),
+            ("time = '0'", "such as \"250ms\""),
+            ("codec = 5", "one of `bincode`, `postcard`, `json`, `messagepack`"),
             ("time = '-1s'", "such as \"250ms\""),
             ("size = -1", "such as 65536 or \"64KiB\""),
             ("size = 'large'", "such as 65536 or \"64KiB\""),

@@ -151,7 +151,7 @@ const MAX_NAME_LEN: usize = 255;
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident $upper:literal $code:ident ($max:literal, $current:literal) $message:literal,)*) => {
-        /// Every reason for which Sluicegate itself turns a call away.
+        /// Every reason for which Sluicegate itself turns a call away, or ends its stream.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum RefusalReason {
@@ -243,7 +243,8 @@ reasons! {
     BodyTooSlow "BODY_TOO_SLOW" DeadlineExceeded ("min_bytes_per_second", "bytes")
         "the rest of the body came too slowly",
     /// No item of the stream came or went for as long as streams may be idle. Open it anew when there is something
-    /// to send.
+    /// to send. As the service was called, this says executed *maybe*: [`Status::refused`] does not find it, and
+    /// [`Status::has_reason`] does.
     StreamIdle "STREAM_IDLE" DeadlineExceeded ("max_idle_us", "")
         "no item of the stream came or went for too long",
     /// The head or the metadata of the request is not well formed.

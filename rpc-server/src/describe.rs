@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use rpc_codec::{
-    CodecId,
+    CallKind, CodecId,
     builtin::{DESCRIBE_SERVICE, Description, MethodDescription, ServiceDescription},
 };
 use rpc_core::limit::RateLimit;
@@ -55,11 +55,12 @@ fn of_method(name: &str, method: &MethodInfo, limits: MethodLimits) -> MethodDes
     described.blocking = method.is_blocking();
     described.weight = limits.weight.unwrap_or(1);
     (described.max_concurrent_calls, described.pool) = (limits.max_concurrent_calls, limits.pool);
+    // Without items it means nothing.
+    described.stream_idle_timeout = limits.stream_idle_timeout.filter(|_| method.kind() != CallKind::Unary).map(ms);
     described
 }
 
 fn limits(config: &Config) -> BTreeMap<String, u64> {
-    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     // Those that cannot be are told when the server is built.
     let per_second = |rate| RateLimit::new("", rate).ok().map(|limit| limit.rate_per_second().round() as u64);
     let limits = [
@@ -92,6 +93,10 @@ fn limits(config: &Config) -> BTreeMap<String, u64> {
         ("drain_grace", Some(ms(config.drain_grace))),
     ];
     limits.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The service that tells it. It passes every limit, as any other.

@@ -1,8 +1,8 @@
 //! The settings of a server as they stand in a file.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
-use rpc_codec::settings::{CodecName, OrOff, SettingsError, Size, Time, from_toml};
+use rpc_codec::settings::{CodecName, OrOff, SettingsError, Size, Time, from_toml, set};
 use serde::Deserialize;
 
 use crate::{
@@ -20,8 +20,9 @@ use crate::{
 /// settings that do not go together, as they are without a file.
 ///
 /// Times have a unit (`"250ms"`, `"1m 30s"`), sizes are bytes (`65536`, `"64KiB"`; `"64KB"` are 64,000), codecs have
-/// their names (`"bincode"`, `"postcard"`, `"json"`, `"messagepack"`), and what the builder takes `None` for can be
-/// `"off"`.
+/// their names (`"bincode"`, `"postcard"`, `"json"`, `"messagepack"`). What the builder takes `None` for can be `"off"`, and
+/// so can a limit, a rate, a queue, tenants and what adapts a limit, also where the program has set one; of methods and
+/// services, their `stream_idle_timeout` and what is `adaptive`.
 ///
 /// These have defaults:
 ///
@@ -81,24 +82,24 @@ use crate::{
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerSettings {
-    max_concurrent_calls: Option<u64>,
+    max_concurrent_calls: Option<OrOff<u64>>,
     max_concurrent_calls_per_connection: Option<u64>,
     max_blocking_calls: Option<u64>,
     max_connections: Option<u64>,
-    max_bytes_in_flight: Option<Size>,
-    rate: Option<RateEntry>,
-    rate_per_connection: Option<RateEntry>,
-    item_rate: Option<RateEntry>,
-    item_rate_per_connection: Option<RateEntry>,
-    wait_queue: Option<QueueEntry>,
+    max_bytes_in_flight: Option<OrOff<Size>>,
+    rate: Option<OrOff<RateEntry>>,
+    rate_per_connection: Option<OrOff<RateEntry>>,
+    item_rate: Option<OrOff<RateEntry>>,
+    item_rate_per_connection: Option<OrOff<RateEntry>>,
+    wait_queue: Option<OrOff<QueueEntry>>,
     concurrency_retry_delay: Option<Time>,
     shed_by_priority: Option<bool>,
     refuse_late_calls: Option<bool>,
-    adaptive_limit: Option<AdaptiveEntry>,
+    adaptive_limit: Option<OrOff<AdaptiveEntry>>,
     pools: BTreeMap<String, u64>,
     services: BTreeMap<String, ServiceEntry>,
     methods: BTreeMap<String, MethodEntry>,
-    tenants: Option<TenantsEntry>,
+    tenants: Option<OrOff<TenantsEntry>>,
     max_frame: Option<Size<u32>>,
     frame_budget: Option<Size>,
     max_message: Option<Size<u32>>,
@@ -158,32 +159,31 @@ impl ServerSettings {
     }
 
     fn set_bytes(&self, config: &mut Config) {
-        set_some(&mut config.max_bytes_in_flight, self.max_bytes_in_flight.map(bytes));
-        set(&mut config.max_frame, self.max_frame.map(bytes));
-        set(&mut config.frame_budget, self.frame_budget.map(bytes));
-        set(&mut config.max_message, self.max_message.map(bytes));
-        set(&mut config.body_budget, self.body_budget.map(bytes));
-        set(&mut config.body_budget_per_connection, self.body_budget_per_connection.map(bytes));
-        set(&mut config.stream_window, self.stream_window.map(bytes));
-        set(&mut config.min_body_rate, self.min_body_rate.map(|rate| rate.map(bytes)));
-        set(&mut config.write_high_water, self.write_high_water.map(bytes));
+        set(&mut config.max_bytes_in_flight, or_off(self.max_bytes_in_flight, Size::get));
+        set(&mut config.max_frame, self.max_frame.map(Size::get));
+        set(&mut config.frame_budget, self.frame_budget.map(Size::get));
+        set(&mut config.max_message, self.max_message.map(Size::get));
+        set(&mut config.body_budget, self.body_budget.map(Size::get));
+        set(&mut config.body_budget_per_connection, self.body_budget_per_connection.map(Size::get));
+        set(&mut config.stream_window, self.stream_window.map(Size::get));
+        set(&mut config.min_body_rate, or_off(self.min_body_rate, Size::get));
+        set(&mut config.write_high_water, self.write_high_water.map(Size::get));
     }
 
     fn set_times(&self, config: &mut Config) {
-        let or_off = |setting: OrOff<Time>| setting.map(time);
-        set(&mut config.first_byte_timeout, self.first_byte_timeout.map(time));
-        set(&mut config.handshake_timeout, self.handshake_timeout.map(time));
-        set(&mut config.frame_timeout, self.frame_timeout.map(time));
-        set(&mut config.idle_timeout, self.idle_timeout.map(or_off));
-        set(&mut config.keepalive_interval, self.keepalive_interval.map(or_off));
-        set(&mut config.keepalive_timeout, self.keepalive_timeout.map(time));
-        set(&mut config.max_connection_age, self.max_connection_age.map(or_off));
-        set(&mut config.max_connection_age_grace, self.max_connection_age_grace.map(or_off));
-        set(&mut config.write_timeout, self.write_timeout.map(time));
-        set(&mut config.stream_idle_timeout, self.stream_idle_timeout.map(or_off));
-        set(&mut config.drain_grace, self.drain_grace.map(time));
-        set(&mut config.shutdown_notice, self.shutdown_notice.map(time));
-        set(&mut config.concurrency_retry_delay, self.concurrency_retry_delay.map(time));
+        set(&mut config.first_byte_timeout, self.first_byte_timeout.map(Time::get));
+        set(&mut config.handshake_timeout, self.handshake_timeout.map(Time::get));
+        set(&mut config.frame_timeout, self.frame_timeout.map(Time::get));
+        set(&mut config.idle_timeout, or_off(self.idle_timeout, Time::get));
+        set(&mut config.keepalive_interval, or_off(self.keepalive_interval, Time::get));
+        set(&mut config.keepalive_timeout, self.keepalive_timeout.map(Time::get));
+        set(&mut config.max_connection_age, or_off(self.max_connection_age, Time::get));
+        set(&mut config.max_connection_age_grace, or_off(self.max_connection_age_grace, Time::get));
+        set(&mut config.write_timeout, self.write_timeout.map(Time::get));
+        set(&mut config.stream_idle_timeout, or_off(self.stream_idle_timeout, Time::get));
+        set(&mut config.drain_grace, self.drain_grace.map(Time::get));
+        set(&mut config.shutdown_notice, self.shutdown_notice.map(Time::get));
+        set(&mut config.concurrency_retry_delay, self.concurrency_retry_delay.map(Time::get));
     }
 
     fn set_limits_of_methods(&mut self, config: &mut Config) {
@@ -199,27 +199,27 @@ impl ServerSettings {
             let (limits, adaptive) = entry.limits();
             if let Some(adaptive) = adaptive {
                 config.adaptive_methods.retain(|(known, _)| *known != name);
-                config.adaptive_methods.push((name.clone(), adaptive));
+                config.adaptive_methods.extend(adaptive.on().map(|adaptive| (name.clone(), adaptive.adaptive())));
             }
             config.method_limits.push((name, limits));
         }
     }
 
     fn set_limits(self, config: &mut Config) {
-        set_some(&mut config.max_concurrent_calls, self.max_concurrent_calls);
+        set(&mut config.max_concurrent_calls, or_off(self.max_concurrent_calls, |max| max));
         set(&mut config.max_concurrent_calls_per_connection, self.max_concurrent_calls_per_connection);
         set(&mut config.max_blocking_calls, self.max_blocking_calls);
         set(&mut config.max_connections, self.max_connections);
-        set_some(&mut config.rate, self.rate.map(RateEntry::rate));
-        set_some(&mut config.rate_per_connection, self.rate_per_connection.map(RateEntry::rate));
-        set_some(&mut config.item_rate, self.item_rate.map(RateEntry::rate));
-        set_some(&mut config.item_rate_per_connection, self.item_rate_per_connection.map(RateEntry::rate));
-        set(&mut config.control_frame_rate, self.control_frame_rate.map(|rate| rate.map(RateEntry::rate)));
-        set_some(&mut config.wait_queue, self.wait_queue.map(QueueEntry::queue));
+        set(&mut config.rate, or_off(self.rate, RateEntry::rate));
+        set(&mut config.rate_per_connection, or_off(self.rate_per_connection, RateEntry::rate));
+        set(&mut config.item_rate, or_off(self.item_rate, RateEntry::rate));
+        set(&mut config.item_rate_per_connection, or_off(self.item_rate_per_connection, RateEntry::rate));
+        set(&mut config.control_frame_rate, or_off(self.control_frame_rate, RateEntry::rate));
+        set(&mut config.wait_queue, or_off(self.wait_queue, QueueEntry::queue));
         set(&mut config.shed_by_priority, self.shed_by_priority);
         set(&mut config.refuse_late_calls, self.refuse_late_calls);
-        set_some(&mut config.adaptive, self.adaptive_limit.map(AdaptiveEntry::adaptive));
-        set_some(&mut config.tenants, self.tenants.map(TenantsEntry::tenants));
+        set(&mut config.adaptive, or_off(self.adaptive_limit, AdaptiveEntry::adaptive));
+        set(&mut config.tenants, or_off(self.tenants, TenantsEntry::tenants));
         set(&mut config.spawn_calls, self.spawn_calls);
         set(&mut config.trace_calls, self.trace_calls);
         #[cfg(feature = "metrics")]
@@ -227,32 +227,19 @@ impl ServerSettings {
     }
 }
 
-fn set<T>(setting: &mut T, value: Option<T>) {
-    if let Some(value) = value {
-        *setting = value;
-    }
-}
-
-fn set_some<T>(setting: &mut Option<T>, value: Option<T>) {
-    if value.is_some() {
-        *setting = value;
-    }
-}
-
-fn bytes<T>(Size(bytes): Size<T>) -> T {
-    bytes
-}
-
-fn time(Time(time): Time) -> Duration {
-    time
+/// A setting that a file has, which is `None` if that says that it is off.
+fn or_off<T, U>(setting: Option<OrOff<T>>, value: impl FnOnce(T) -> U) -> Option<Option<U>> {
+    setting.map(|setting| setting.on().map(value))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use rpc_core::limit::Rate;
 
     use super::*;
-    use crate::Server;
+    use crate::{Adaptive, MethodLimits, Server, TenantLimits, Tenants, WaitQueue};
 
     fn settings(text: &str) -> ServerSettings {
         ServerSettings::from_toml(text).unwrap()
@@ -264,28 +251,58 @@ mod tests {
 
     /// Each setting of a server, by its name.
     fn list(builder: &ServerBuilder) -> BTreeMap<String, String> {
-        let mut all =
-            BTreeMap::from([("health and describe".to_owned(), format!("{:?}", (builder.health, builder.describe)))]);
-        let text = format!("{:#?}", builder.config);
-        // One level deep it is a setting; deeper, what belongs to the one before.
-        let mut name = String::new();
+        let mut all = fields(&builder.config);
+        all.insert("health".to_owned(), format!("{:?}", builder.health));
+        all.insert("describe".to_owned(), format!("{:?}", builder.describe));
+        all
+    }
+
+    /// What a struct shows of each of its fields, by its name.
+    fn fields(of: &impl std::fmt::Debug) -> BTreeMap<String, String> {
+        let text = format!("{of:#?}");
+        // One level deep it is a field; deeper, what belongs to the one before.
+        let (mut all, mut name) = (BTreeMap::<_, String>::new(), String::new());
         for line in text.lines().filter_map(|line| line.strip_prefix("    ")) {
-            if let Some((setting, _)) = line.split_once(':').filter(|_| !line.starts_with(' ')) {
-                setting.clone_into(&mut name);
+            match line.split_once(": ").filter(|_| !line.starts_with(' ')) {
+                Some((field, value)) => {
+                    field.clone_into(&mut name);
+                    all.insert(name.clone(), value.to_owned());
+                }
+                None => all.entry(name.clone()).or_default().push_str(line),
             }
-            all.entry(name.clone()).or_default().push_str(line);
         }
         all
     }
 
     #[test]
-    fn the_file_of_defaults_has_the_defaults() {
-        let left = list(&Server::builder().settings(settings(include_str!("settings.toml"))));
-        assert_eq!(left, list(&Server::builder()));
+    fn the_file_of_defaults_has_the_defaults_and_all_there_are() {
+        let defaults = settings(include_str!("settings.toml"));
+        let shown = fields(&defaults);
+        let missing: Vec<_> = shown.iter().filter(|(_, value)| ["None,", "{},"].contains(&value.as_str())).collect();
+        let without_default = [
+            "adaptive_limit",
+            "codecs",
+            "item_rate",
+            "item_rate_per_connection",
+            "max_bytes_in_flight",
+            "max_concurrent_calls",
+            "methods",
+            "pools",
+            "rate",
+            "rate_per_connection",
+            "services",
+            "tenants",
+            "wait_queue",
+        ];
+        // What is measured is not in every build, so it is not in the file.
+        let missing = missing.into_iter().map(|(name, _)| name).filter(|name| *name != "measure_calls");
+        assert_eq!(missing.collect::<Vec<_>>(), without_default);
+        assert_eq!(list(&Server::builder().settings(defaults)), list(&Server::builder()));
     }
 
     #[test]
-    fn a_file_can_set_each_setting_of_a_server() {
+    fn a_file_sets_each_setting_of_a_server_and_no_other() {
+        let (ms, s) = (Duration::from_millis, Duration::from_secs);
         let text = r#"
             max_concurrent_calls = 1
             max_concurrent_calls_per_connection = 2
@@ -299,8 +316,7 @@ mod tests {
             wait_queue = { max_waiting = 9, max_wait = "10ms" }
             concurrency_retry_delay = "11ms"
             shed_by_priority = true
-            refuse_late_calls = true
-            adaptive_limit = { algorithm = "gradient2" }
+            adaptive_limit = { algorithm = "gradient2", start = 41, floor = 42, ceiling = 43 }
             pools = { reads = 12 }
             max_frame = "13MiB"
             frame_budget = "14MiB"
@@ -323,21 +339,125 @@ mod tests {
             stream_idle_timeout = "37s"
             drain_grace = "29s"
             shutdown_notice = "31s"
-            spawn_calls = true
-            trace_calls = true
             codecs = []
-            health = true
-            describe = true
-            services.S = { max_concurrent_calls = 32 }
-            methods."S/m" = { weight = 33, adaptive = { algorithm = "aimd", too_long = "34ms" } }
-            tenants = { metadata = "tenant" }
+            services.S = { max_concurrent_calls = 32, pool = "reads" }
+            methods."S/m" = { weight = 33, adaptive = { algorithm = "aimd", too_long = "34ms", start = 44 } }
+            tenants = { metadata = "tenant", max_tenants = 38, each = { max_concurrent_calls = 39 }, named.N = { rate = { per_second = 40 } } }
         "#;
-        let text = if cfg!(feature = "metrics") { format!("measure_calls = true\n{text}") } else { text.to_owned() };
-        let (set, unset) = (list(&Server::builder().settings(settings(&text))), list(&Server::builder()));
-        assert_eq!(set.keys().collect::<Vec<_>>(), unset.keys().collect::<Vec<_>>());
-        let missing: Vec<_> = set.keys().filter(|name| set[*name] == unset[*name]).collect();
-        // It is not set: it says what is wrong with codecs.
-        assert_eq!(missing, ["unsupported_codec"], "a setting that files do not have");
+        const MIB: u32 = 1 << 20;
+        let tenants = Tenants::by_metadata("tenant", TenantLimits::new().max_concurrent_calls(39))
+            .tenant("N", TenantLimits::new().rate(Rate::per_second(40.0)))
+            .max_tenants(38);
+        let said = Server::builder()
+            .max_concurrent_calls(1)
+            .max_concurrent_calls_per_connection(2)
+            .max_blocking_calls(3)
+            .max_connections(4)
+            .max_bytes_in_flight((5 * MIB).into())
+            .rate(Rate::per_second(6.0))
+            .rate_per_connection(Rate::per(7, s(60)).burst(8))
+            .item_rate(Rate::per_second(35.0))
+            .item_rate_per_connection(Rate::per_second(36.0))
+            .wait_queue(WaitQueue::of(9).max_wait(ms(10)))
+            .concurrency_retry_delay(ms(11))
+            .shed_by_priority(true)
+            .adaptive_limit(Adaptive::gradient2().start(41).floor(42).ceiling(43))
+            .pool("reads", 12)
+            .max_frame(13 * MIB)
+            .frame_budget((14 * MIB).into())
+            .max_message(15 * MIB)
+            .body_budget((16 * MIB).into())
+            .body_budget_per_connection((17 * MIB).into())
+            .stream_window(18 * MIB)
+            .min_body_rate(None)
+            .write_high_water(19 * MIB as usize)
+            .first_byte_timeout(s(20))
+            .handshake_timeout(s(21))
+            .frame_timeout(s(22))
+            .idle_timeout(s(23))
+            .keepalive_interval(None)
+            .keepalive_timeout(s(24))
+            .max_connection_age(s(25))
+            .max_connection_age_grace(s(26))
+            .control_frame_rate(Rate::per_second(27.0))
+            .write_timeout(s(28))
+            .stream_idle_timeout(s(37))
+            .drain_grace(s(29))
+            .shutdown_notice(s(31))
+            .codecs([])
+            .service_limits("S", MethodLimits::new().max_concurrent_calls(32).pool("reads"))
+            .method_limits("S/m", MethodLimits::new().weight(33))
+            .adaptive_method_limit("S/m", Adaptive::aimd(ms(34)).start(44))
+            .tenants(tenants);
+        let (set, said, unset) =
+            (list(&Server::builder().settings(settings(text))), list(&said), list(&Server::builder()));
+        assert_eq!(set, said);
+        let missing: Vec<_> = set.keys().filter(|name| set[*name] == unset[*name]).map(String::as_str).collect();
+        // The last is not set: it says what is wrong with codecs. The others are one of two: see the next test.
+        let mut switches =
+            vec!["describe", "health", "refuse_late_calls", "spawn_calls", "trace_calls", "unsupported_codec"];
+        if cfg!(feature = "metrics") {
+            switches.insert(2, "measure_calls");
+        }
+        assert_eq!(missing, switches, "a setting that files do not have");
+    }
+
+    #[test]
+    fn each_switch_is_its_own() {
+        let changed = |builder: ServerBuilder| {
+            let (set, unset) = (list(&builder), list(&Server::builder()));
+            set.into_iter().filter(|(name, value)| unset[name] != *value).collect::<Vec<_>>()
+        };
+        let builder = Server::builder;
+        let mut switches = vec![
+            ("describe", builder().describe(true)),
+            ("health", builder().health(true)),
+            ("refuse_late_calls", builder().refuse_late_calls(true)),
+            ("shed_by_priority", builder().shed_by_priority(true)),
+            ("spawn_calls", builder().spawn_calls(true)),
+            ("trace_calls", builder().trace_calls(true)),
+        ];
+        #[cfg(feature = "metrics")]
+        switches.push(("measure_calls", builder().measure_calls(true)));
+        for (name, switched) in switches {
+            let set = changed(builder().settings(settings(&format!("{name} = true"))));
+            assert_eq!(set.len(), 1, "{name}");
+            assert_eq!(set, changed(switched), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_the_program_has_set_can_be_switched_off() {
+        let limits = MethodLimits::new().stream_idle_timeout(Duration::from_secs(1));
+        let set = Server::builder()
+            .max_concurrent_calls(1)
+            .max_bytes_in_flight(2 << 20)
+            .rate(Rate::per_second(3.0))
+            .rate_per_connection(Rate::per_second(4.0))
+            .item_rate(Rate::per_second(5.0))
+            .item_rate_per_connection(Rate::per_second(6.0))
+            .wait_queue(WaitQueue::default())
+            .adaptive_limit(Adaptive::gradient2())
+            .adaptive_method_limit("S/m", Adaptive::gradient2())
+            .method_limits("S/m", limits.clone())
+            .tenants(Tenants::by_metadata("tenant", TenantLimits::new()));
+        let off = [
+            "max_concurrent_calls",
+            "max_bytes_in_flight",
+            "rate",
+            "rate_per_connection",
+            "item_rate",
+            "item_rate_per_connection",
+            "wait_queue",
+            "adaptive_limit",
+            "tenants",
+        ];
+        let mut text = off.map(|name| format!("{name} = 'off'\n")).concat();
+        text.push_str("methods.'S/m' = { stream_idle_timeout = 'off', adaptive = 'off' }");
+        let unset = Server::builder()
+            .method_limits("S/m", limits)
+            .method_limits("S/m", MethodLimits::new().stream_idle_timeout(Duration::MAX));
+        assert_eq!(list(&set.settings(settings(&text))), list(&unset));
     }
 
     #[test]
@@ -351,6 +471,11 @@ mod tests {
             "adaptive_limit = { algorithm = \"aimd\" }",
             "codecs = [\"yaml\"]",
             "[services.a]\nrate = 5",
+            "[services.a]\nadaptive = { algorithm = \"gradient2\" }",
+            "rate = \"none\"",
+            "rate = 5",
+            "max_concurrent_calls = -1",
+            "wait_queue = { max_wait = \"0\" }",
             "[methods.\"a/b\"]\nmax_calls = 5",
             "[tenants]\nmetadata = \"tenant\"\neach = { weight = 5 }",
             "[tenants]\neach = {}",
@@ -414,7 +539,7 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_the_program() {
-        let rate = |text: &str| settings(text).rate.unwrap().rate();
+        let rate = |text: &str| settings(text).rate.and_then(OrOff::on).unwrap().rate();
         assert_eq!(rate("rate = { per_second = 200, burst = 400 }"), Rate::per_second(200.0).burst(400));
         assert_eq!(rate("rate = { per_second = 0.5 }"), Rate::per_second(0.5));
         let minute = Rate::per(600, Duration::from_secs(60));

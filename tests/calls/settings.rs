@@ -1,11 +1,11 @@
 //! Server and client as their files say.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use sluicegate::{
-    Client, RefusalReason, Server, StatusCode,
-    client::ClientSettings,
+    CallError, Client, Context, Health, RefusalReason, Server, StatusCode,
+    client::{ClientSettings, HealthClient},
     server::{ServerSettings, Service},
 };
 
@@ -23,19 +23,20 @@ const FILE: &str = r#"
 
     [server]
     max_message = "1KiB"
-    rate_per_connection = { per_second = 0.001, burst = 3 }
+    rate_per_connection = { per_second = 0.001, burst = 4 }
     health = true
     methods."Shelf/find" = { max_concurrent_calls = 1 }
 
     [client]
     timeout = "30s"
-    keepalive_interval = "off"
     max_message = "2KiB"
 "#;
 
 #[sluicegate::service]
 trait Shelf {
     async fn find(&self, wait: bool, len: u32) -> String;
+    /// In milliseconds.
+    async fn time_left(&self, context: Context, book: String) -> Option<u64>;
 }
 
 struct Long;
@@ -46,6 +47,10 @@ impl Shelf for Long {
             tokio::time::sleep(Duration::from_secs(3_600)).await;
         }
         "x".repeat(len as usize)
+    }
+
+    async fn time_left(&self, context: Context, _: String) -> Option<u64> {
+        context.deadline().remaining(Instant::now()).map(|left| left.as_millis() as u64)
     }
 }
 
@@ -73,7 +78,13 @@ async fn a_server_and_a_client_are_as_their_file_says() {
     let serving = tokio::spawn(bound.serve());
     let client = Client::builder(address).settings(program.client).build();
     let shelf: ShelfClient = client.service();
+    let health: HealthClient = client.service();
 
+    assert_eq!(within(health.check("Shelf")).await.unwrap(), Health::Serving);
+    let left = within(shelf.time_left("x".repeat(1_000))).await.unwrap().expect("the client's timeout");
+    assert!((1..=30_000).contains(&left), "{left} ms");
+    let too_long = within(shelf.time_left("x".repeat(1_500))).await.unwrap_err();
+    let CallError::RequestTooLarge { max: 1_024, .. } = too_long else { panic!("{too_long:?}") };
     let too_long = within(shelf.find(false, 3_000)).await.unwrap_err();
     assert_eq!(too_long.code(), StatusCode::ResourceExhausted, "{too_long}");
     assert!(too_long.refused().is_none(), "the client's bound, by the length of a reply: {too_long}");
@@ -96,11 +107,11 @@ async fn a_server_and_a_client_are_as_their_file_says() {
         }
     })
     .await;
-    // What the method's limit refused gave its token back, so this is the third.
+    // What the method's limit refused gave its token back, and health has no limits, so this is the fourth.
     within(shelf.find(false, 0)).await.unwrap();
     let refused = within(shelf.find(false, 0)).await.unwrap_err();
     assert_eq!(refused.refused().expect("the rate").limit(), Some("connection rate"));
-    drop((shelf, client));
+    drop((shelf, health, client));
     assert_idle_soon(&handle).await;
     handle.shutdown();
     within(serving).await.unwrap();

@@ -29,6 +29,7 @@ fn assert_idle_is_told(error: &CallError) {
     assert_eq!((status.code(), status.executed()), (StatusCode::DeadlineExceeded, Executed::Maybe), "{status:?}");
     assert_eq!((&*info.reason, info.metadata.get_str("max_idle_us")), ("STREAM_IDLE", Some("8000000")));
     assert_eq!(status.retry_delay(), None);
+    assert!(error.has_reason("sluicegate", "STREAM_IDLE") && error.refused().is_none(), "its service was called");
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use rpc_codec::GoAwayReason;
 use rpc_core::CallId;
 use sluicegate::{
     Bytes, CallError, Client,
-    client::{ClientStream, Coded, ItemSink, Plain},
+    client::{ClientStream, Coded, ItemSink, Plain, Reply},
 };
 use tokio::{task::JoinHandle, time::sleep};
 
@@ -154,9 +154,10 @@ async fn a_closed_client_still_sends_a_long_item_of_a_call_that_is_out() {
     client.close();
     sleep(MS).await;
     server.peer.send(&hello_with(|hello| hello.max_message = 1 << 20)).await;
-    assert!(matches!(server.peer.next().await, Got::Item { body, .. } if body.len() == LONG));
+    takes_long_and_short(&mut server, id, LONG).await;
+    assert!(matches!(server.peer.next().await, Got::LastItem(_)));
     server.reply(id, 7_u64).await;
-    let _ = within(sending).await.unwrap();
+    within(sending).await.unwrap().unwrap();
     until_client_idle(&client).await;
 }
 
@@ -190,8 +191,8 @@ async fn a_long_item_whose_future_is_dropped_is_gone_and_one_that_was_fed_is_sen
     until_client_idle(&client).await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_sink_that_is_ended_while_it_holds_a_long_item_cancels_its_call() {
+/// A sink that has taken a long item and is not flushed, of a call that a server has read which says nothing yet.
+async fn fed() -> (Client, RawServer, CallId, ItemSink<Bytes, Plain>, Reply<u64, Coded>) {
     let (builder, mut servers) = scripted_with(Manner::unless(Manner::OneByte, ONE_BY_ONE), 1024 * 1024);
     let client = builder.build();
     let call: ClientStream<_, Bytes, u64, Plain, Coded> = client.client_stream(method::GATE, (1_u64,));
@@ -199,8 +200,100 @@ async fn a_sink_that_is_ended_while_it_holds_a_long_item_cancels_its_call() {
     within(sink.feed(vec![2; LONG].into())).await.unwrap();
     let mut server = servers.recv().await.unwrap();
     assert!(matches!(server.peer.next().await, Got::Hello(_)));
-    server.request().await;
-    sink.end();
+    let (id, _) = server.request().await;
+    (client, server, id, sink, reply)
+}
+
+fn takes(max: u32) -> Vec<u8> {
+    hello_with(|hello| hello.max_message = max)
+}
+
+#[tokio::test(start_paused = true)]
+async fn to_flush_and_to_close_behind_a_long_item_wait_for_the_servers_word_and_for_no_credit() {
+    for closes_at_once in [false, true] {
+        let (client, mut server, id, mut sink, reply) = fed().await;
+        let finishing = tokio::spawn(async move {
+            if !closes_at_once {
+                sink.flush().await?;
+            }
+            sink.close().await.map(|()| sink)
+        });
+        assert!(server.peer.is_silent_for(1_000 * MS).await && !finishing.is_finished());
+        server.peer.send(&takes(1 << 20)).await;
+        // It has used up the credit, and never gets any.
+        let sink = within(finishing).await.unwrap().unwrap();
+        assert_eq!(sink.pending(), 0, "what was closed has been taken");
+        assert!(matches!(server.peer.next().await, Got::Item { body, .. } if body.len() == LONG));
+        assert!(matches!(server.peer.next().await, Got::LastItem(_)));
+        server.reply(id, 7_u64).await;
+        assert_eq!(within(reply).await.unwrap(), 7);
+        until_client_idle(&client).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sink_that_is_ended_behind_a_long_item_has_sent_it_whenever_the_server_says_that_it_takes_it() {
+    for greets_first in [false, true] {
+        let (client, mut server, id, sink, reply) = fed().await;
+        if greets_first {
+            server.peer.send(&takes(1 << 20)).await;
+            sleep(MS).await;
+            sink.end();
+        } else {
+            assert!(client.snapshot().outbound_bytes >= LONG as u64, "{:?}", client.snapshot());
+            sink.end();
+            server.peer.send(&takes(1 << 20)).await;
+        }
+        assert!(matches!(server.peer.next().await, Got::Item { body, .. } if body.len() == LONG));
+        assert!(matches!(server.peer.next().await, Got::LastItem(_)));
+        server.reply(id, 7_u64).await;
+        assert_eq!(within(reply).await.unwrap(), 7);
+        until_client_idle(&client).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_sink_was_ended_behind_an_item_that_is_too_long_fails_with_both_lengths() {
+    for greets_first in [false, true] {
+        let (client, mut server, _, sink, reply) = fed().await;
+        if greets_first {
+            server.peer.send(&takes(65_536)).await;
+            sleep(MS).await;
+            sink.end();
+        } else {
+            sink.end();
+            server.peer.send(&takes(65_536)).await;
+        }
+        let error = within(reply).await.unwrap_err();
+        let CallError::ItemTooLarge { len, max, .. } = error else { panic!("{error:?}") };
+        assert_eq!((len, max), (LONG as u64, 65_536));
+        assert!(matches!(server.peer.next().await, Got::Cancel(_)), "half a stream is none");
+        until_client_idle(&client).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sink_whose_long_item_was_too_long_is_told_so_once_and_goes_on() {
+    let (client, mut server, id, mut sink, reply) = fed().await;
+    let error = sink.start_send_unpin(Bytes::from_static(b"behind")).unwrap_err();
+    assert!(matches!(error, CallError::SinkMisused { .. }), "nothing goes before it: {error:?}");
+    server.peer.send(&takes(65_536)).await;
+    let error = within(sink.flush()).await.unwrap_err();
+    assert!(matches!(error, CallError::ItemTooLarge { .. }), "{error:?}");
+    within(sink.feed(Bytes::from_static(b"next"))).await.unwrap();
+    within(sink.close()).await.unwrap();
+    assert!(matches!(server.peer.next().await, Got::Item { body, .. } if body == b"next"[..]));
+    assert!(matches!(server.peer.next().await, Got::LastItem(_)));
+    server.reply(id, 7_u64).await;
+    assert_eq!(within(reply).await.unwrap(), 7);
+    until_client_idle(&client).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sink_that_is_dropped_behind_a_long_item_cancels_its_call() {
+    let (client, mut server, _, sink, reply) = fed().await;
+    drop(sink);
+    server.peer.send(&takes(1 << 20)).await;
     assert!(matches!(within(reply).await, Err(CallError::SinkDropped { .. })));
     assert!(matches!(server.peer.next().await, Got::Cancel(_)), "half a stream is none");
     until_client_idle(&client).await;

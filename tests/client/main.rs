@@ -4,6 +4,7 @@
 mod support;
 
 mod bounds;
+mod broken_writes;
 mod calls;
 mod cancel;
 mod connects;

@@ -1,6 +1,7 @@
 //! What a connection was worth, and how soon the client tries the next one.
 
 use std::{
+    collections::VecDeque,
     io,
     pin::Pin,
     sync::{Arc, Mutex},
@@ -22,7 +23,7 @@ use tokio::{
 
 use crate::support::{
     RawServer, method,
-    scripted::{first_call, scripted},
+    scripted::{Calling, first_call, scripted},
     until_client_idle, within,
 };
 
@@ -215,6 +216,99 @@ async fn an_answer_makes_good_for_a_server_that_drained_before_it_answered() {
         assert_eq!(within(calling).await.unwrap().is_ok(), answers);
         kept.push(server);
     }
+    until_client_idle(&client).await;
+}
+
+/// Servers that drain when they have accepted one call, and answer it when they have been left.
+#[tokio::test(start_paused = true)]
+async fn servers_that_answer_after_they_were_left_are_no_reason_to_wait() {
+    for answers_soon in [true, false] {
+        let (builder, mut servers) = scripted(64 * 1024);
+        let client = builder.backoff(FOR_EVER, FOR_EVER).build();
+        let mut out: VecDeque<(Calling, RawServer, CallId)> = VecDeque::new();
+        for _ in 0..6 {
+            let (calling, mut server, id) = within(first_call(&client, &mut servers, 64)).await;
+            server.go_away(id, GoAwayReason::Drain, "growing old").await;
+            sleep(MS).await;
+            if answers_soon && let Some((calling, mut server, id)) = out.pop_front() {
+                server.reply(id, 7_u64).await;
+                assert_eq!(within(calling).await.unwrap().unwrap(), 7);
+                drop(server);
+            }
+            out.push_back((calling, server, id));
+        }
+        while let Some((calling, mut server, id)) = out.pop_front() {
+            server.reply(id, 7_u64).await;
+            assert_eq!(within(calling).await.unwrap().unwrap(), 7);
+        }
+        until_client_idle(&client).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_answers_after_it_was_left_makes_good_for_one_that_served_nothing() {
+    let (builder, mut servers) = scripted(64 * 1024);
+    let client = builder.backoff(FOR_EVER, FOR_EVER).build();
+    let (calling, mut slow, id) = within(first_call(&client, &mut servers, 64)).await;
+    slow.go_away(id, GoAwayReason::Drain, "growing old").await;
+    sleep(MS).await;
+    let drains = async |servers: &mut UnboundedReceiver<RawServer>| {
+        let (refused, mut server, _) = within(first_call(&client, servers, 64)).await;
+        server.go_away(CallId::CONNECTION, GoAwayReason::Drain, "moving house").await;
+        assert!(matches!(within(refused).await.unwrap(), Err(CallError::GoingAway { .. })));
+    };
+    drains(&mut servers).await;
+    slow.reply(id, 7_u64).await;
+    assert_eq!(within(calling).await.unwrap().unwrap(), 7);
+    drop(slow);
+    sleep(MS).await;
+    // This is the first in a row again.
+    drains(&mut servers).await;
+    let (calling, mut server, id) = within(first_call(&client, &mut servers, 64)).await;
+    server.reply(id, 7_u64).await;
+    assert_eq!(within(calling).await.unwrap().unwrap(), 7);
+    drop(server);
+    until_client_idle(&client).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn servers_that_accept_a_call_and_leave_without_an_answer_are_not_called_in_a_tight_loop() {
+    const CALLERS: usize = 4;
+    let (builder, mut servers) = scripted(64 * 1024);
+    let client = builder.build();
+    let over = Instant::now() + 30_000 * MS;
+    let leaving = tokio::spawn(async move {
+        let mut connections = 0;
+        while let Ok(Some(mut server)) = tokio::time::timeout_at(over, servers.recv()).await {
+            connections += 1;
+            tokio::spawn(async move {
+                server.shake_hands(64).await;
+                let (id, _) = server.request().await;
+                server.go_away(id, GoAwayReason::Drain, "not for long").await;
+                // Meanwhile it is left.
+                sleep(20 * MS).await;
+            });
+        }
+        connections
+    });
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                while Instant::now() < over {
+                    call(&client).timeout(over - Instant::now()).await.unwrap_err();
+                    sleep(5 * MS).await;
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    let connections = leaving.await.unwrap();
+    // Each caller may have one that holds its call, and whose worth is not known yet.
+    assert!((4..=CALLERS + 8).contains(&connections), "{connections} connections");
+    client.close();
     until_client_idle(&client).await;
 }
 

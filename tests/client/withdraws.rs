@@ -232,3 +232,19 @@ async fn calls_dropped_one_by_one_behind_a_peer_that_does_not_read_leave_nothing
     assert!(server.peer.is_silent_for(1_000 * MS).await);
     until_client_idle(&client).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_farewell_of_a_client_is_the_last_that_it_sends() {
+    let (client, mut server, _servers) = greeted(256).await;
+    // It leaves in part, so the server is told that nobody waits for it any more.
+    let begun = echo(&client, 1_000).await;
+    drop(begun);
+    client.close();
+    sleep(MS).await;
+    let (first, _) = server.request().await;
+    let rest = within(server.peer.rest()).await;
+    let [Got::Cancel(id), Got::GoAway { .. }] = rest[..] else { panic!("{rest:?}") };
+    assert_eq!(id, first);
+    drop(server);
+    until_client_idle(&client).await;
+}

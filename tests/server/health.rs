@@ -324,6 +324,9 @@ mod described {
             .pool("long", 4)
             .rate(Rate::per_second(99.6).burst(3))
             .wait_queue(WaitQueue::of(16).max_wait(Duration::from_millis(250)))
+            .stream_idle_timeout(Duration::from_secs(60))
+            .service_limits("acme.v1.Feed", MethodLimits::new().stream_idle_timeout(Duration::from_millis(7_500)))
+            .method_limits("acme.v1.Feed/chat", MethodLimits::new().stream_idle_timeout(Duration::MAX))
             .method_limits("acme.v1.Feed/sum", MethodLimits::new().weight(3).pool("long"));
         let server = InMemory::new(server.build().unwrap());
         let client = server.client();
@@ -331,6 +334,7 @@ mod described {
         let limit = |name| description.limits.get(name).copied();
         let limits = [limit("rate"), limit("max_waiting"), limit("max_wait"), limit("rate_per_connection")];
         assert_eq!(limits, [Some(100), Some(16), Some(250), None]);
+        assert_eq!(limit("stream_idle_timeout"), Some(60_000));
         assert!(limit("stream_window").is_some());
         assert_eq!(description.pools.into_iter().collect::<Vec<_>>(), [("long".to_owned(), 4)]);
         let [feed] = &description.services[..] else { panic!("{:#?}", description.services) };
@@ -340,6 +344,9 @@ mod described {
             let whole = format!("{}/{} {} -> {}", method.kind, method.name, method.arguments.len(), method.returns);
             [whole, items, limits]
         });
+        let idle = feed.methods.iter().map(|method| method.stream_idle_timeout);
+        let own = Some(7_500);
+        assert_eq!(idle.collect::<Vec<_>>(), [own, own, own, Some(u64::MAX), None], "a unary call cannot be idle");
         let expected = [
             ["server stream/news 1 -> ()", " > String", "2 Some(8) Some(\"long\")"],
             ["server stream/read 0 -> ()", " > Bytes", "2 None None"],

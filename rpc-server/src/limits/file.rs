@@ -1,8 +1,8 @@
 //! Limits as they stand in a file; the file itself is [`crate::ServerSettings`].
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use rpc_codec::settings::Time;
+use rpc_codec::settings::{OrOff, Time};
 use rpc_core::limit::Rate;
 use serde::Deserialize;
 
@@ -35,21 +35,28 @@ pub(crate) enum AdaptiveEntry {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct ServiceEntry {
-    max_concurrent_calls: Option<u64>,
-    weight: Option<u32>,
-    pool: Option<String>,
-    stream_idle_timeout: Option<Time>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
 pub(crate) struct MethodEntry {
     max_concurrent_calls: Option<u64>,
     weight: Option<u32>,
     pool: Option<String>,
-    stream_idle_timeout: Option<Time>,
-    adaptive: Option<AdaptiveEntry>,
+    stream_idle_timeout: Option<OrOff<Time>>,
+    adaptive: Option<OrOff<AdaptiveEntry>>,
+}
+
+/// The same of a service, of whose methods no two share what is adaptive.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "MethodEntry")]
+pub(crate) struct ServiceEntry(MethodEntry);
+
+impl TryFrom<MethodEntry> for ServiceEntry {
+    type Error = &'static str;
+
+    fn try_from(entry: MethodEntry) -> Result<Self, Self::Error> {
+        match entry.adaptive {
+            None => Ok(Self(entry)),
+            Some(_) => Err("what is `adaptive` is set of a method, not of a service"),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -96,26 +103,31 @@ impl AdaptiveEntry {
             }
         };
         let [start, floor, ceiling] = bounds;
-        adaptive = start.map_or(adaptive.clone(), |start| adaptive.start(start));
-        adaptive = floor.map_or(adaptive.clone(), |floor| adaptive.floor(floor));
-        ceiling.map_or(adaptive.clone(), |ceiling| adaptive.ceiling(ceiling))
+        if let Some(start) = start {
+            adaptive = adaptive.start(start);
+        }
+        if let Some(floor) = floor {
+            adaptive = adaptive.floor(floor);
+        }
+        match ceiling {
+            Some(ceiling) => adaptive.ceiling(ceiling),
+            None => adaptive,
+        }
     }
 }
 
 impl ServiceEntry {
     pub(crate) fn limits(self) -> MethodLimits {
-        let Self { max_concurrent_calls, weight, pool, stream_idle_timeout } = self;
-        let stream_idle_timeout = stream_idle_timeout.map(|Time(timeout)| timeout);
-        MethodLimits { max_concurrent_calls, weight, pool, stream_idle_timeout }
+        self.0.limits().0
     }
 }
 
 impl MethodEntry {
-    pub(crate) fn limits(self) -> (MethodLimits, Option<Adaptive>) {
+    pub(crate) fn limits(self) -> (MethodLimits, Option<OrOff<AdaptiveEntry>>) {
         let Self { max_concurrent_calls, weight, pool, stream_idle_timeout, adaptive } = self;
-        let stream_idle_timeout = stream_idle_timeout.map(|Time(timeout)| timeout);
-        let limits = MethodLimits { max_concurrent_calls, weight, pool, stream_idle_timeout };
-        (limits, adaptive.map(AdaptiveEntry::adaptive))
+        // Not `None`, which is what the server has.
+        let stream_idle_timeout = stream_idle_timeout.map(|timeout| timeout.on().map_or(Duration::MAX, Time::get));
+        (MethodLimits { max_concurrent_calls, weight, pool, stream_idle_timeout }, adaptive)
     }
 }
 
