@@ -409,16 +409,16 @@ mod tests {
             set.into_iter().filter(|(name, value)| unset[name] != *value).collect::<Vec<_>>()
         };
         let builder = Server::builder;
-        let mut switches = vec![
+        let switches = [
             ("describe", builder().describe(true)),
             ("health", builder().health(true)),
+            #[cfg(feature = "metrics")]
+            ("measure_calls", builder().measure_calls(true)),
             ("refuse_late_calls", builder().refuse_late_calls(true)),
             ("shed_by_priority", builder().shed_by_priority(true)),
             ("spawn_calls", builder().spawn_calls(true)),
             ("trace_calls", builder().trace_calls(true)),
         ];
-        #[cfg(feature = "metrics")]
-        switches.push(("measure_calls", builder().measure_calls(true)));
         for (name, switched) in switches {
             let set = changed(builder().settings(settings(&format!("{name} = true"))));
             assert_eq!(set.len(), 1, "{name}");
