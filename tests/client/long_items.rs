@@ -222,9 +222,9 @@ async fn to_flush_and_to_close_behind_a_long_item_wait_for_the_servers_word_and_
         server.peer.send(&takes(1 << 20)).await;
         // It has used up the credit, and never gets any.
         let sink = within(finishing).await.unwrap().unwrap();
-        assert_eq!(sink.pending(), 0, "what was closed has been taken");
         assert!(matches!(server.peer.next().await, Got::Item { body, .. } if body.len() == LONG));
         assert!(matches!(server.peer.next().await, Got::LastItem(_)));
+        assert_eq!(sink.pending(), 0, "what has come has been taken");
         server.reply(id, 7_u64).await;
         assert_eq!(within(reply).await.unwrap(), 7);
         until_client_idle(&client).await;
