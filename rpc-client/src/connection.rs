@@ -214,21 +214,24 @@ impl Connection {
         body: &mut Vec<u8>,
         cx: &Context<'_>,
     ) -> Poll<Result<Metadata, Box<CallError>>> {
-        let (outcome, next, task) = {
+        let (taken, next, task) = {
             let mut state = self.lock();
-            let Some(outcome) = state.slots.take(id, cx.waker(), body) else { return Poll::Pending };
-            (outcome, state.next_for_room(), state.last_one_out())
+            match state.slots.take(id, cx.waker(), body) {
+                Ok(outcome) => (Ok(outcome), state.next_for_room(), state.last_one_out()),
+                Err(replaced) => (Err(replaced), None, None),
+            }
         };
         wake(next);
         wake(task);
-        Poll::Ready(outcome)
+        taken.map_or(Poll::Pending, Poll::Ready)
     }
 
     /// The caller of a call has gone. The task takes back what has not begun to leave; only it knows what
     /// that is.
     pub(crate) fn abandon(&self, id: CallId) {
-        let (waker, next) = {
+        let (_own, waker, next) = {
             let mut state = self.lock();
+            let own = state.slots.take_waker(id);
             let mut waker = None;
             let had_parts_to_come = state.stop_upload(id);
             let has_items = state.slots.has_items(id);
@@ -237,7 +240,7 @@ impl Connection {
                 state.withdrawals.push(Withdrawal::new(id, had_parts_to_come).with_items(has_items));
                 waker = state.wake_task();
             }
-            (waker.or_else(|| state.last_one_out()), state.next_for_room())
+            (own, waker.or_else(|| state.last_one_out()), state.next_for_room())
         };
         wake(next);
         wake(waker);
@@ -487,6 +490,13 @@ impl State {
     pub(crate) fn wake_task(&mut self) -> Option<Waker> {
         if mem::replace(&mut self.task_is_awake, true) { None } else { self.task.clone() }
     }
+}
+
+/// Keeps `waker` to be woken later. The one that was kept before is returned to be dropped outside of the lock: it is
+/// another's code, and may be the last that holds a task with calls of this connection in it.
+#[must_use]
+pub(crate) fn keep(known: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
+    if known.as_ref().is_some_and(|known| known.will_wake(waker)) { None } else { known.replace(waker.clone()) }
 }
 
 pub(crate) fn wake(waker: Option<Waker>) {

@@ -7,6 +7,8 @@ use rpc_codec::{
 };
 use rpc_core::CallId;
 
+use crate::connection::keep;
+
 /// The items of a call, both ways. They live in its slot, under the lock of its connection: the
 /// connection's task has that lock for a whole read anyway, and a consumer takes all that has come at once.
 #[derive(Debug)]
@@ -132,11 +134,11 @@ impl Items {
         self.sender.take()
     }
 
-    /// Has `waker` woken when there may be room, or it is settled what becomes of a long item.
-    pub(crate) fn wake_later(&mut self, waker: &Waker) {
-        if !self.sender.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            self.sender = Some(waker.clone());
-        }
+    /// Has `waker` woken when there may be room, or it is settled what becomes of a long item. The one that it
+    /// replaces is dropped outside of the lock.
+    #[must_use]
+    pub(crate) fn wake_later(&mut self, waker: &Waker) -> Option<Waker> {
+        keep(&mut self.sender, waker)
     }
 
     /// The sender's waker if it may go on.

@@ -11,7 +11,7 @@ use std::{
     task::{Poll, Waker},
 };
 
-use crate::connection::{Connection, State, wake};
+use crate::connection::{Connection, State, keep, wake};
 
 /// Who waits for one thing.
 #[derive(Debug, Default)]
@@ -43,20 +43,21 @@ impl Line {
         self.next
     }
 
-    fn leave(&mut self, number: u64) {
-        if let Some(at) = self.find(number) {
-            self.places.remove(at);
-        }
+    /// The waker that was kept is dropped outside of the lock.
+    fn leave(&mut self, number: u64) -> Option<Waker> {
+        self.places.remove(self.find(number)?)?.1
     }
 
-    /// Whether this place is one of the first `free`. If not, `waker` is woken when it is.
-    fn poll(&mut self, number: u64, free: usize, waker: &Waker) -> bool {
-        let Some(at) = self.find(number).filter(|&at| at >= free) else { return true };
-        let known = &mut self.places[at].1;
-        if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            *known = Some(waker.clone());
+    /// Whether this place is one of the first `free`.
+    ///
+    /// # Errors
+    ///
+    /// It is not, and `waker` is woken when it is. The one that it replaces is dropped outside of the lock.
+    fn poll(&mut self, number: u64, free: usize, waker: &Waker) -> Result<(), Option<Waker>> {
+        match self.find(number).filter(|&at| at >= free) {
+            Some(at) => Err(keep(&mut self.places[at].1, waker)),
+            None => Ok(()),
         }
-        false
     }
 
     /// The waker of the last of the first `free`, who was not one of them before.
@@ -95,7 +96,9 @@ impl Place {
                 return Poll::Ready(());
             }
             let free = free(&state);
-            if (self.line)(&mut state).poll(self.number, free, cx.waker()) { Poll::Ready(()) } else { Poll::Pending }
+            let polled = (self.line)(&mut state).poll(self.number, free, cx.waker());
+            drop(state);
+            polled.map_or(Poll::Pending, Poll::Ready)
         })
         .await;
     }
@@ -103,10 +106,9 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let next = {
+        let (_own, next) = {
             let mut state = self.connection.lock();
-            (self.line)(&mut state).leave(self.number);
-            state.next_for_room()
+            ((self.line)(&mut state).leave(self.number), state.next_for_room())
         };
         wake(next);
     }
@@ -140,7 +142,7 @@ mod tests {
         let mut line = Line::default();
         for _ in 0..places {
             let number = line.join();
-            assert!(!line.poll(number, 0, Waker::noop()));
+            assert!(line.poll(number, 0, Waker::noop()).is_err());
         }
         line
     }
@@ -148,8 +150,8 @@ mod tests {
     #[test]
     fn as_many_go_on_as_there_is_room_for_and_the_first_to_come_are_first() {
         let mut line = waiting(3);
-        assert!(line.poll(1, 1, Waker::noop()) && !line.poll(2, 1, Waker::noop()));
-        assert!(line.poll(2, 2, Waker::noop()) && !line.poll(3, 2, Waker::noop()));
+        assert!(line.poll(1, 1, Waker::noop()).is_ok() && line.poll(2, 1, Waker::noop()).is_err());
+        assert!(line.poll(2, 2, Waker::noop()).is_ok() && line.poll(3, 2, Waker::noop()).is_err());
     }
 
     #[test]
@@ -157,7 +159,7 @@ mod tests {
         let mut line = waiting(3);
         line.leave(1);
         assert!(line.next(1).is_some() && line.next(1).is_none(), "it is woken once");
-        assert!(line.poll(2, 1, Waker::noop()) && !line.poll(3, 1, Waker::noop()));
+        assert!(line.poll(2, 1, Waker::noop()).is_ok() && line.poll(3, 1, Waker::noop()).is_err());
         line.leave(3);
         line.leave(2);
         assert!(line.is_empty() && line.next(1).is_none() && line.next(0).is_none());
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn of_a_long_line_nothing_is_kept_when_it_is_let_go() {
         let mut line = waiting(1_000);
-        (1..=1_000).for_each(|number| line.leave(number));
+        (1..=1_000).for_each(|number| drop(line.leave(number)));
         assert!(line.places.capacity() >= 1_000);
         line.let_go();
         assert_eq!(line.places.capacity(), 0);

@@ -20,7 +20,7 @@ use std::{
 
 use bytes::Bytes;
 use rpc_codec::{Decoded, Frame, FrameDecoder, GoAwayReason, Hello, OpenMessage, SendBounds, encode_go_away};
-use rpc_core::{CallId, Executed, Metadata, StatusCode};
+use rpc_core::{CallId, Executed, StatusCode};
 use shuttle::{
     Config, Runner,
     future::block_on,

@@ -38,7 +38,8 @@ impl Connection {
         if let Some(error) = items.take_too_long() {
             return Poll::Ready(Err(too_large(&self.peer, &error)));
         }
-        items.wake_later(waker);
+        let _replaced = items.wake_later(waker);
+        drop(state);
         Poll::Pending
     }
 
@@ -53,7 +54,8 @@ impl Connection {
         if !items.keeps_long() {
             return Poll::Ready(Ok(()));
         }
-        items.wake_later(waker);
+        let _replaced = items.wake_later(waker);
+        drop(state);
         Poll::Pending
     }
 

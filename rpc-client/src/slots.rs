@@ -5,7 +5,7 @@ use std::{mem, task::Waker, time::Instant};
 use rpc_codec::{Assembly, CallKind, FlowError, Intake, PartError};
 use rpc_core::{CallId, Deadline, Metadata};
 
-use crate::{error::CallError, items::Items};
+use crate::{connection::keep, error::CallError, items::Items};
 
 /// The waiting calls of one connection.
 ///
@@ -255,20 +255,23 @@ impl Slots {
         paid
     }
 
-    /// What has come of a call: items, which are moved into `intake`, or its outcome behind the last of them. If neither has,
-    /// `waker` will be woken.
+    /// What has come of a call: items, which are moved into `intake`, or its outcome behind the last of them.
+    ///
+    /// # Errors
+    ///
+    /// Neither has, and `waker` will be woken. The one that it replaces is dropped outside of the lock.
     pub(crate) fn take_items(
         &mut self,
         id: CallId,
         intake: &mut Intake,
         waker: &Waker,
         body: &mut Vec<u8>,
-    ) -> Option<Result<Came, Box<CallError>>> {
+    ) -> Result<Result<Came, Box<CallError>>, Option<Waker>> {
         let slot = &mut self.slots[usize::from(id.slot())];
         if let Some(items) = &mut slot.items
             && intake.refill(&mut items.inflow)
         {
-            return Some(Ok(Came::Items));
+            return Ok(Ok(Came::Items));
         }
         self.take(id, waker, body).map(|outcome| outcome.map(Came::End))
     }
@@ -351,29 +354,33 @@ impl Slots {
         expired.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// The outcome of a call if it has ended; its slot is then free and its body in `body`. If it
-    /// has not, `waker` will be woken.
+    /// The outcome of a call if it has ended; its slot is then free and its body in `body`.
+    ///
+    /// # Errors
+    ///
+    /// It has not, and `waker` will be woken. The one that it replaces is dropped outside of the lock.
     pub(crate) fn take(
         &mut self,
         id: CallId,
         waker: &Waker,
         body: &mut Vec<u8>,
-    ) -> Option<Result<Metadata, Box<CallError>>> {
+    ) -> Result<Result<Metadata, Box<CallError>>, Option<Waker>> {
         let slot = &mut self.slots[usize::from(id.slot())];
         match &mut slot.state {
-            SlotState::Waiting(known) => {
-                if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
-                    *known = Some(waker.clone());
-                }
-                None
-            }
+            SlotState::Waiting(known) => Err(keep(known, waker)),
             SlotState::Done(outcome) => {
                 let outcome = mem::replace(outcome, Ok(Metadata::new()));
                 mem::swap(&mut slot.body, body);
                 self.release(id);
-                Some(outcome)
+                Ok(outcome)
             }
         }
+    }
+
+    /// The waker of a caller who goes, to be dropped outside of the lock.
+    pub(crate) fn take_waker(&mut self, id: CallId) -> Option<Waker> {
+        let slot = &mut self.slots[usize::from(id.slot())];
+        if slot.id == id { slot.take_waker() } else { None }
     }
 
     /// Frees the slot of a call whose caller has gone. `true` if it still waited.
@@ -492,10 +499,10 @@ mod tests {
         let mut slots = Slots::default();
         let id = slots.insert(Deadline::NONE, Waker::noop(), None).unwrap();
         let mut body = Vec::new();
-        assert!(slots.take(id, Waker::noop(), &mut body).is_none());
+        assert!(slots.take(id, Waker::noop(), &mut body).is_err());
         assert!(slots.reply(id, Metadata::new(), b"book").is_some());
         assert_eq!(slots.find(id), Found::Late, "an answer that comes twice");
-        assert!(matches!(slots.take(id, Waker::noop(), &mut body), Some(Ok(_))));
+        assert!(matches!(slots.take(id, Waker::noop(), &mut body), Ok(Ok(_))));
         assert_eq!((body.as_slice(), slots.used()), (&b"book"[..], 0));
     }
 
@@ -535,7 +542,7 @@ mod tests {
                         let (_, id) = waiting.swap_remove(random.usize(..waiting.len()));
                         if random.bool() {
                             slots.reply(id, Metadata::new(), b"");
-                            assert!(slots.take(id, Waker::noop(), &mut Vec::new()).is_some());
+                            assert!(slots.take(id, Waker::noop(), &mut Vec::new()).is_ok());
                         } else {
                             assert!(slots.abandon(id));
                         }
@@ -553,7 +560,7 @@ mod tests {
                         assert_eq!(expired, due, "seed {seed}");
                         for id in due {
                             slots.fail(id, CallError::Closed);
-                            assert!(slots.take(id, Waker::noop(), &mut Vec::new()).is_some());
+                            assert!(slots.take(id, Waker::noop(), &mut Vec::new()).is_ok());
                             gone.push(id);
                         }
                     }

@@ -67,7 +67,7 @@ impl Connection {
             let mut state = self.lock();
             let came = state.slots.take_items(id, intake, waker, body);
             // What is left of a call that has ended is freed when its outcome is taken.
-            let ended = matches!(came, Some(Ok(Came::End(_)) | Err(_)));
+            let ended = matches!(came, Ok(Ok(Came::End(_)) | Err(_)));
             if ended { (came, state.next_for_room(), state.last_one_out()) } else { (came, None, None) }
         };
         wake(next);

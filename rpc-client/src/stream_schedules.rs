@@ -9,7 +9,7 @@ use rpc_codec::{
     Decoded, Frame, FrameDecoder, Hello, OpenMessage, Plain, SendBounds, charge, encode_credit, encode_item,
     encode_status,
 };
-use rpc_core::{CallId, Metadata, Status};
+use rpc_core::{CallId, Status};
 use shuttle::{future::block_on, thread};
 
 use crate::{

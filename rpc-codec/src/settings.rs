@@ -28,6 +28,7 @@ pub fn from_toml<T: DeserializeOwned>(text: &str) -> Result<T, SettingsError> {
 pub struct SettingsError(toml::de::Error);
 
 /// Sets what a file has.
+#[doc(hidden)]
 pub fn set<T>(setting: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *setting = value;

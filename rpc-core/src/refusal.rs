@@ -103,7 +103,7 @@ impl From<&Refusal> for Status {
         }
         let info = ErrorInfo { reason: refusal.reason.name().into(), domain: ErrorInfo::DOMAIN.into(), metadata };
         let status = Self::new(refusal.reason.code(), refusal.reason.message())
-            .with_executed(Executed::Never)
+            .with_executed(if refusal.reason == RefusalReason::StreamIdle { Executed::Maybe } else { Executed::Never })
             .with_error_info(info);
         match refusal.retry_delay {
             Some(delay) => status.with_retry_delay(delay),

@@ -133,7 +133,13 @@ impl<T> ItemSender<T> {
     ///
     /// Dropping the future loses nothing.
     pub async fn ready(&mut self) -> Result<(), Status> {
-        poll_fn(|cx| self.sink.poll_ready(cx)).await
+        let mut wait = Wait { sink: &mut *self.sink, is_pending: false };
+        poll_fn(|cx| {
+            let polled = wait.sink.poll_ready(cx);
+            wait.is_pending = polled.is_pending();
+            polled
+        })
+        .await
     }
 
     /// Waits until the call has ended, and says why. For a producer that has nothing to send for long.
@@ -153,6 +159,20 @@ impl<T> ItemSender<T> {
     /// How many bytes may be pending before the producer waits. Default: 32 KiB. One item goes beyond it.
     pub fn set_threshold(&mut self, bytes: usize) {
         self.sink.set_threshold(bytes.max(1));
+    }
+}
+
+/// A wait for room; whoever drops it in the midst of that does not wait any more.
+struct Wait<'a, T> {
+    sink: &'a mut dyn ItemSink<T>,
+    is_pending: bool,
+}
+
+impl<T> Drop for Wait<'_, T> {
+    fn drop(&mut self) {
+        if self.is_pending {
+            self.sink.stop_waiting();
+        }
     }
 }
 
@@ -195,6 +215,7 @@ pub trait ItemSource<T>: Send {
 #[doc(hidden)]
 pub trait ItemSink<T>: Send {
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>>;
+    fn stop_waiting(&mut self);
     fn start_send(&mut self, item: T) -> Result<(), Status>;
     fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<Status>;
     fn is_ready(&self) -> bool;

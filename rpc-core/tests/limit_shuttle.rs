@@ -5,13 +5,17 @@
 #![cfg(shuttle)]
 
 mod schedules {
-    use std::{env, future::poll_fn, pin::pin, sync::Arc, task::Poll};
+    use std::{env, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
-    use rpc_core::limit::{Admission, ConcurrencyLimit, ConcurrencyPermit, Releases, Turn, WaitRefusal};
+    use rpc_core::limit::{
+        Admission, ConcurrencyLimit, ConcurrencyPermit, Rate, RateLimit, RateShare, RateWait, Releases, Ticks, Turn,
+        WaitRefusal,
+    };
     use shuttle::{
         Config, Runner,
         future::block_on,
         scheduler::{PctScheduler, RandomScheduler, Scheduler},
+        sync::atomic::{AtomicU32, Ordering},
         thread,
     };
 
@@ -93,6 +97,48 @@ mod schedules {
             assert!(passed > 0 && server_end.high_water <= 2 && pool_end.high_water <= 1);
             assert_eq!([server_end.held, pool_end.held, server.waiting(), pool.waiting()], [0; 4]);
             assert!(both.try_acquire().is_ok(), "both are open again");
+        });
+    }
+
+    #[test]
+    fn whoever_waits_in_the_line_of_a_rate_gets_its_token_whoever_leaves_or_comes_late() {
+        const PERIOD: Duration = Duration::from_millis(1);
+        under_schedules(|| {
+            for burst in [1, 4] {
+                let limit = Arc::new(RateLimit::new("items", Rate::per(1, PERIOD).burst(burst)).unwrap());
+                let periods = Arc::new(AtomicU32::new(0));
+                let now =
+                    |periods: &AtomicU32| Ticks::new(1 << 60).saturating_add(PERIOD * periods.load(Ordering::SeqCst));
+                let threads: Vec<_> = (0..3)
+                    .map(|who| {
+                        let (mut share, periods) = (RateShare::new(Arc::clone(&limit)), Arc::clone(&periods));
+                        thread::spawn(move || {
+                            for round in 0..3 {
+                                if share.try_take(now(&periods)) {
+                                    continue;
+                                }
+                                let mut wait = None;
+                                block_on(poll_fn(|cx| {
+                                    let wait = wait.get_or_insert_with(|| share.wait(cx.waker().clone()));
+                                    match wait.poll(now(&periods)) {
+                                        Ok(()) => return Poll::Ready(()),
+                                        // The others wait for somebody to wake them.
+                                        Err(again) if again < RateWait::LONGEST => {
+                                            periods.fetch_add(1, Ordering::SeqCst);
+                                            cx.waker().wake_by_ref();
+                                        }
+                                        Err(_) => {}
+                                    }
+                                    if (who, round) == (2, 1) { Poll::Ready(()) } else { Poll::Pending }
+                                }));
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                let later = now(&periods).saturating_add(PERIOD * burst);
+                assert!(RateShare::new(limit).try_take(later), "somebody is still in line");
+            }
         });
     }
 

@@ -183,7 +183,7 @@ impl ServerBuilder {
     /// window of its stream until the service may be handed it, and the client is given no credit meanwhile: it is
     /// slowed down, and nothing is refused or lost. Rates of calls count the opening of a stream; what a server
     /// sends is not limited. Streams that want more than there is get the same. It costs a reading of the clock and
-    /// an uncontended lock for each item. See
+    /// a short lock for each item, which the streams of the whole server share. See
     /// [`Call::pace_items`](crate::Call::pace_items) for what to think of with bursts. Default: no limit.
     pub fn item_rate(mut self, rate: Rate) -> Self {
         self.config.item_rate = Some(rate);

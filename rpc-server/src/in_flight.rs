@@ -444,7 +444,7 @@ mod tests {
     };
 
     use rpc_codec::{CallKind, SendBounds};
-    use rpc_core::limit::{Rate, RateLimit};
+    use rpc_core::limit::{Rate, RateLimit, RateShare};
 
     use super::*;
     use crate::{idle::IdleWatch, stream::Windows};
@@ -607,16 +607,18 @@ mod tests {
             let mut calls = InFlight::new(None, Share::of(&Arc::new(AtomicU64::new(0))));
             let rate = Arc::new(RateLimit::new("items", Rate::per(1, period).burst(1)).unwrap());
             let (start, woken) = (Instant::now(), Arc::default());
-            rate.try_in_line(Reading::at(start).ticks).unwrap();
+            rate.try_acquire(1, Reading::at(start).ticks).unwrap();
             let streams: Vec<_> = (1..=8).map(|sequence| streaming(&mut calls, sequence, None)).collect();
+            let share = || RateShare::new(Arc::clone(&rate));
+            let mut shares: Vec<_> = streams.iter().map(|_| share()).collect();
             let (mut line, mut now, mut had) = (VecDeque::new(), start, 0);
-            let ask = |who: usize, line: &mut VecDeque<usize>| {
+            let ask = |who: usize, share: &mut RateShare, line: &mut VecDeque<usize>| {
                 let service = Waker::from(Arc::new(Service(who, Arc::clone(&woken))));
                 let stream = &streams[who].1;
-                assert!(stream.wait_for_token(&rate, &service).is_pending());
+                assert!(stream.wait_for_token(share, &service).is_pending());
                 line.push_back(who);
             };
-            (0..streams.len()).for_each(|who| ask(who, &mut line));
+            (0..streams.len()).for_each(|who| ask(who, &mut shares[who], &mut line));
             // As the connection does for those who are listed.
             let look = |calls: &mut InFlight, now| {
                 for (_, stream) in &streams {
@@ -639,13 +641,14 @@ mod tests {
                 let who = line.pop_front().unwrap();
                 assert_eq!((due, now), (vec![who], start + period * had), "seed {seed}");
                 assert!(streams[who].1.poll_token(Waker::noop()).is_ready());
-                // One that waits goes now and then, and comes back behind the others.
+                // One that waits goes now and then, and another one comes behind the others.
                 if random.u8(..4) == 0 {
                     let gone = line.remove(random.usize(..line.len())).unwrap();
                     streams[gone].1.stop_receiving();
-                    ask(gone, &mut line);
+                    shares[gone] = share();
+                    ask(gone, &mut shares[gone], &mut line);
                 }
-                ask(who, &mut line);
+                ask(who, &mut shares[who], &mut line);
                 look(&mut calls, now);
             }
         }

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use rpc_core::limit::{RateLimit, Ticks};
+use rpc_core::limit::{RateLimit, RateShare, Ticks};
 
 /// The rates in which the client's items of a call count, narrow to wide; handlers put it beside the call.
 #[derive(Clone, Debug, Default)]
@@ -15,10 +15,10 @@ pub(crate) struct ItemRates(pub(crate) Vec<Arc<RateLimit>>);
 ///
 /// An item takes a token of each rate, in turn, and keeps those that it has while it waits for the next: what it
 /// has taken cannot be given back once others have built on it, and would be lost with every attempt. Streams that
-/// share a rate wait for it in line: see [`RateWait`](rpc_core::limit::RateWait).
+/// share a rate wait for it in line: see [`RateShare`].
 #[derive(Debug)]
 pub(crate) struct ItemPace {
-    rates: ItemRates,
+    rates: Vec<RateShare>,
     /// So many of them have given the next item its token.
     paid: usize,
     /// The next one is to give it one, when its turn in line comes.
@@ -29,6 +29,7 @@ pub(crate) struct ItemPace {
 
 impl ItemPace {
     pub(crate) fn new(rates: ItemRates, waited: &Arc<AtomicU64>) -> Self {
+        let rates = rates.0.into_iter().map(RateShare::new).collect();
         Self { rates, paid: 0, waits: false, waited: Arc::clone(waited) }
     }
 
@@ -47,10 +48,12 @@ impl ItemPace {
     /// # Errors
     ///
     /// The rate in whose line it is to wait until [`Self::has_waited`].
-    pub(crate) fn admit(&mut self, now: Ticks) -> Result<(), &Arc<RateLimit>> {
+    pub(crate) fn admit(&mut self, now: Ticks) -> Result<(), &mut RateShare> {
         let before = self.paid;
-        self.paid += self.rates.0[before..].iter().take_while(|rate| rate.try_in_line(now).is_some()).count();
-        if let Some(rate) = self.rates.0.get(self.paid) {
+        while self.rates.get_mut(self.paid).is_some_and(|rate| rate.try_take(now)) {
+            self.paid += 1;
+        }
+        if let Some(rate) = self.rates.get_mut(self.paid) {
             // Once, also if it has waited for another before.
             self.waited.fetch_add(u64::from(before == 0), Ordering::Relaxed);
             self.waits = true;
@@ -77,15 +80,15 @@ mod tests {
         let (narrow, wide, waited) = (rate(0.01), rate(10.0), Arc::default());
         let mut pace = ItemPace::new(ItemRates(vec![Arc::clone(&narrow), Arc::clone(&wide)]), &waited);
         wide.try_acquire(1, NOW).unwrap();
-        let asked = pace.admit(NOW).unwrap_err();
-        assert!(Arc::ptr_eq(asked, &wide) && pace.waits());
+        let wait = pace.admit(NOW).unwrap_err().wait(Waker::noop().clone());
+        assert!(pace.waits());
         assert_eq!(narrow.tokens_available(NOW), 0);
-        let wait = RateWait::join(&wide, Waker::noop().clone());
         let then = NOW.saturating_add(Duration::from_millis(100));
         wait.poll(then).unwrap();
         pace.has_waited();
         assert!(pace.admit(then).is_ok() && !pace.waits(), "it pays the narrow one once");
-        assert!(Arc::ptr_eq(pace.admit(then).unwrap_err(), &narrow), "the next item pays both");
+        let wait = pace.admit(then).unwrap_err().wait(Waker::noop().clone());
+        assert_eq!(wait.poll(then), Err(RateWait::LONGEST), "the next item pays both, and this is the narrow one");
         assert_eq!(waited.load(Ordering::Relaxed), 2);
     }
 }

@@ -106,6 +106,10 @@ impl<T: Send + 'static, W: EncodeItem<T>> ItemSink<T> for Outlet<T, W> {
         self.stream.poll_send(cx.waker()).map_ok(|_| ())
     }
 
+    fn stop_waiting(&mut self) {
+        self.stream.stop_waiting_to_send();
+    }
+
     fn start_send(&mut self, item: T) -> Result<(), Status> {
         self.batch.clear();
         let charged = self.encode(&item)?;
@@ -126,6 +130,13 @@ impl<T: Send + 'static, W: EncodeItem<T>> ItemSink<T> for Outlet<T, W> {
 
     fn set_threshold(&mut self, bytes: usize) {
         self.stream.set_threshold(bytes);
+    }
+}
+
+/// Who waited for room does not any more.
+impl<T, W> Drop for Outlet<T, W> {
+    fn drop(&mut self) {
+        self.stream.stop_waiting_to_send();
     }
 }
 

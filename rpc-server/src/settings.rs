@@ -20,9 +20,9 @@ use crate::{
 /// settings that do not go together, as they are without a file.
 ///
 /// Times have a unit (`"250ms"`, `"1m 30s"`), sizes are bytes (`65536`, `"64KiB"`; `"64KB"` are 64,000), codecs have
-/// their names (`"bincode"`, `"postcard"`, `"json"`, `"messagepack"`). What the builder takes `None` for can be `"off"`, and
-/// so can a limit, a rate, a queue, tenants and what adapts a limit, also where the program has set one; of methods and
-/// services, their `stream_idle_timeout` and what is `adaptive`.
+/// their names (`"bincode"`, `"postcard"`, `"json"`, `"messagepack"`). What the builder takes `None` for can be `"off"`. So
+/// can, also where the program has set them, `max_concurrent_calls`, `max_bytes_in_flight`, every rate, `wait_queue`, `tenants` and
+/// `adaptive_limit` of the whole server; of methods their `adaptive`, and of methods and services their `stream_idle_timeout`.
 ///
 /// These have defaults:
 ///

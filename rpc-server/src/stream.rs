@@ -10,7 +10,7 @@ use std::{
 use rpc_codec::{CallKind, FlowError, FrameQueue, Inflow, Intake, Outflow, SendBounds, charge, late_frames};
 use rpc_core::{
     CallId, ItemSender, Status,
-    limit::{ConcurrencyRefusal, RateLimit, RateWait},
+    limit::{ConcurrencyRefusal, RateShare, RateWait},
 };
 
 use crate::{
@@ -412,6 +412,11 @@ impl Stream {
         )
     }
 
+    /// Whoever waited in [`Self::poll_send`] does something else.
+    pub(crate) fn stop_waiting_to_send(&self) {
+        let _waker = self.lock().sender.take();
+    }
+
     /// Waits until the stream is closed, and says why.
     pub(crate) fn poll_closed(&self, waker: &Waker) -> Poll<Status> {
         self.poll(waker, |state| &mut state.watcher, |state| state.closed.clone().map_or(Poll::Pending, Poll::Ready))
@@ -486,8 +491,8 @@ impl Stream {
     }
 
     /// Waits in the line of `rate` for a token, and wakes `waker` when it has come; or says why the stream was closed.
-    pub(crate) fn wait_for_token(self: &Arc<Self>, rate: &Arc<RateLimit>, waker: &Waker) -> Poll<Status> {
-        let wait = Arc::new(RateWait::join(rate, Waker::from(Arc::clone(self))));
+    pub(crate) fn wait_for_token(self: &Arc<Self>, rate: &mut RateShare, waker: &Waker) -> Poll<Status> {
+        let wait = Arc::new(rate.wait(Waker::from(Arc::clone(self))));
         let mut token = Some(Token { wait, again: clock::now(), has_come: false });
         let mut waker = Some(waker.clone());
         {
@@ -596,7 +601,7 @@ fn wake(waker: Option<Waker>) {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use rpc_core::limit::{ConcurrencyLimit, Rate};
+    use rpc_core::limit::{ConcurrencyLimit, Rate, RateLimit};
 
     use super::*;
 
@@ -645,7 +650,7 @@ mod tests {
             &|waker| stream.poll_send(waker).is_pending(),
             &|waker| stream.poll_closed(waker).is_pending(),
             &|waker| stream.poll_take(&mut Intake::new(1 << 16), waker).is_pending(),
-            &|waker| stream.wait_for_token(&rate, waker).is_pending(),
+            &|waker| stream.wait_for_token(&mut RateShare::new(Arc::clone(&rate)), waker).is_pending(),
             &|waker| stream.poll_token(waker).is_pending(),
         ];
         let waker = || Waker::from(Arc::new(Own(Arc::clone(&stream), Arc::clone(&dropped))));

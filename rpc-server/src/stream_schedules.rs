@@ -5,17 +5,18 @@ use std::{
     future::poll_fn,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use rpc_codec::{CallKind, Intake, SendBounds, charge, encode_item};
 use rpc_core::{
     CallId, Status,
-    limit::{ConcurrencyLimit, Rate, RateLimit},
+    limit::{ConcurrencyLimit, Rate, RateLimit, RateShare, RateWait},
 };
 use shuttle::{
     future::block_on,
     rand::{Rng, thread_rng},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
     thread,
 };
 
@@ -215,13 +216,29 @@ fn a_receiver_of_a_stream_that_is_closed_has_all_of_it_or_is_told_that_it_has_no
     });
 }
 
+/// Time in which something happens: whoever has a timer moves it on, and nobody else.
+struct Time {
+    start: Reading,
+    ms: AtomicU32,
+}
+
+impl Time {
+    fn now(&self) -> Reading {
+        Reading::at(self.start.instant + Duration::from_millis(self.ms.load(Ordering::SeqCst).into()))
+    }
+}
+
 /// A connection that has one stream, as far as the line of a rate is concerned, for as long as the stream is open.
-fn look_for_tokens(stream: &Stream, ready: &Ready, now: Reading, done: impl Fn() -> bool) {
+fn look_for_tokens(stream: &Stream, ready: &Ready, time: &Time, done: impl Fn() -> bool) {
     let mut keys = Vec::new();
     block_on(poll_fn(|cx| {
         ready.take(cx.waker(), &mut keys);
-        if !keys.is_empty() && stream.look().paced {
-            stream.look_for_token(now);
+        let listed = !keys.is_empty() && stream.look().paced;
+        let waits = if listed { stream.look_for_token(time.now()) } else { stream.look_in_time(time.now()) };
+        // Who is first in line. The others are to be woken.
+        if waits.is_some_and(|again| again < time.now().instant + RateWait::LONGEST) {
+            time.ms.fetch_add(1, Ordering::SeqCst);
+            cx.waker().wake_by_ref();
         }
         keys.clear();
         if done() { Poll::Ready(()) } else { Poll::Pending }
@@ -229,24 +246,28 @@ fn look_for_tokens(stream: &Stream, ready: &Ready, now: Reading, done: impl Fn()
 }
 
 #[test]
-fn receivers_that_wait_for_tokens_are_woken_by_them_in_turn_and_when_their_streams_are_closed() {
+fn receivers_that_wait_for_tokens_are_woken_by_them_and_when_their_streams_are_closed() {
     under_schedules(|| {
-        let rate = Rate::per_second(1_000.0).burst(5);
+        let burst = thread_rng().gen_range(1..6);
+        let rate = Rate::per_second(1_000.0).burst(burst);
         let limit = Arc::new(RateLimit::new("items", rate).expect("such a rate can be"));
-        let now = Reading::now();
+        let time = Arc::new(Time { start: Reading::now(), ms: AtomicU32::new(0) });
+        // Full, empty, or between.
+        (0..thread_rng().gen_range(0..=burst)).for_each(|_| drop(limit.try_acquire(1, time.start.ticks)));
         let threads: Vec<_> = (0..2)
             .flat_map(|_| {
                 let (ready, done) = (Arc::new(Ready::default()), Arc::new(AtomicBool::new(false)));
                 let stream = stream(&ready);
                 let closes = thread_rng().gen_range(0..3) == 0;
-                let (receiver, limit, finished) = (Arc::clone(&stream), Arc::clone(&limit), Arc::clone(&done));
+                let (receiver, finished, time) = (Arc::clone(&stream), Arc::clone(&done), Arc::clone(&time));
+                let mut share = RateShare::new(Arc::clone(&limit));
                 let waker = Arc::clone(&ready);
                 let service = thread::spawn(move || {
                     let mut waits = false;
                     for _ in 0..2 {
                         let ended = block_on(poll_fn(|cx| match std::mem::replace(&mut waits, true) {
                             true => receiver.poll_token(cx.waker()).map(|token| token.is_err()),
-                            false => receiver.wait_for_token(&limit, cx.waker()).map(|_| true),
+                            false => receiver.wait_for_token(&mut share, cx.waker()).map(|_| true),
                         }));
                         if ended {
                             break;
@@ -261,12 +282,13 @@ fn receivers_that_wait_for_tokens_are_woken_by_them_in_turn_and_when_their_strea
                     if closes {
                         stream.close(&Status::cancelled("closed"));
                     }
-                    look_for_tokens(&stream, &ready, now, || done.load(Ordering::SeqCst));
+                    look_for_tokens(&stream, &ready, &time, || done.load(Ordering::SeqCst));
                 });
                 [service, connection]
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(limit.try_in_line(now.ticks).is_some(), "somebody is still in line, or waited for");
+        let later = Reading::at(time.now().instant + Duration::from_millis(burst.into()));
+        assert!(RateShare::new(limit).try_take(later.ticks), "somebody is still in line");
     });
 }

@@ -114,7 +114,7 @@ async fn a_service_that_waits_for_its_client_to_take_what_it_sends_is_idle_whate
     for _ in 0..3 {
         blocks.send(Bytes::from_static(b"a")).await.unwrap();
     }
-    // This one has sent one and works; that it could not send either, does not stop it.
+    // This one has sent one, has waited in vain for room for another, and works.
     let (mut others, mut other) = feed.echo_one_and_work().open().await.unwrap();
     for _ in 0..2 {
         others.send(Bytes::from_static(b"b")).await.unwrap();

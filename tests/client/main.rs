@@ -26,4 +26,5 @@ mod sinks;
 mod stream_states;
 mod uploads;
 mod waits;
+mod wakers;
 mod withdraws;

@@ -67,7 +67,8 @@ pub(crate) trait Feed {
     /// Takes one number, wants no more, and answers with it when the gate opens.
     async fn one_and_work(&self, numbers: Streaming<u64>) -> Result<u64, Status>;
 
-    /// Sends what it is sent first, then works until the gate opens or the stream is closed.
+    /// Sends what it is sent first, looks for a second whether there is room for more, then works until the gate opens or
+    /// the stream is closed.
     async fn echo_one_and_work(&self, items: Streaming<Bytes>, out: ItemSender<Bytes>) -> Result<(), Status>;
 
     /// How many of the client's numbers it has taken when the gate opens.
@@ -302,6 +303,9 @@ impl Feed for Feeder {
         let _running = self.run();
         if let Some(item) = items.message().await? {
             self.send(&mut out, item).await?;
+        }
+        if let Ok(room) = tokio::time::timeout(Duration::from_secs(1), out.ready()).await {
+            room?;
         }
         tokio::select! {
             () = self.pass_gate() => Ok(()),

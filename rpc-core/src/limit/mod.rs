@@ -4,8 +4,8 @@
 //! refusal that explains itself when it may not. Nothing here reads a clock or knows of sockets; the
 //! caller passes `now` in and acts on the answer. What waits is a future of the caller's.
 //!
-//! - [`RateLimit`] bounds how often. It spends tokens: one atomic word, no background refill. [`RateWait`] is a place
-//!   in the line of those who wait for one.
+//! - [`RateLimit`] bounds how often. It spends tokens: one atomic word, no background refill. Who would rather wait than
+//!   be refused has a [`RateShare`], and with a [`RateWait`] a place in the line.
 //! - [`ConcurrencyLimit`] bounds how many at once. It lends [`ConcurrencyPermit`]s, and dropping
 //!   one is the only way to give it back; [`Releases`] does that for many at once.
 //! - [`Turn`] is a call's place in a queue in front of it, if it has one.
@@ -41,5 +41,5 @@ pub use concurrency::{
 pub use permit::{CallHold, CallPermit, HeldPermit, HoldSlot};
 pub use priority::{PriorityGate, PriorityRefusal};
 pub use quantile::RunningMedian;
-pub use rate::{Rate, RateError, RateLimit, RateRefusal, RateToken, RateWait};
+pub use rate::{Rate, RateError, RateLimit, RateRefusal, RateShare, RateToken, RateWait};
 pub use turn::{Admission, Turn, WaitRefusal};

@@ -1,11 +1,11 @@
-//! How often calls may start: GCRA, the leaky bucket as a clock, on one atomic word.
+//! How often calls may start: GCRA, the leaky bucket as a clock, on one atomic word. Beside it, who waits in line.
 
 mod line;
 mod setting;
 
 use std::time::Duration;
 
-pub use line::RateWait;
+pub use line::{RateShare, RateWait};
 pub use setting::{Rate, RateError};
 
 use self::{line::Line, setting::Setting};
@@ -16,7 +16,7 @@ use super::{
 
 /// Bounds how often calls start.
 ///
-/// The limit refills at its [`Rate`] and holds at most its burst. Its whole state is one word, the
+/// The limit refills at its [`Rate`] and holds at most its burst. All that it knows of tokens is one word, the
 /// time at which it will be full again if nobody takes anything:
 ///
 /// ```text
@@ -169,6 +169,15 @@ impl RateLimit {
     pub fn tokens_available(&self, now: Ticks) -> u32 {
         let debt = self.next.load(Ordering::Relaxed).saturating_sub(now.as_u64());
         available(self.setting(), debt)
+    }
+
+    /// How long until `tokens` are there, unless they are, or the limit is to be healed.
+    fn refills_in(&self, tokens: u32, now: Ticks) -> Option<Duration> {
+        let setting = self.setting();
+        let debt = self.next.load(Ordering::Relaxed).saturating_sub(now.as_u64());
+        let most = setting.tolerance().saturating_sub(u64::from(tokens) * setting.period);
+        let waits = debt > most && debt.saturating_sub(setting.tolerance()) <= HEAL_ABOVE;
+        waits.then(|| round_up_to_nanoseconds(debt - most))
     }
 
     /// The name it was given.
