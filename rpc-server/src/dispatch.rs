@@ -52,12 +52,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             methods.resize_with(server.methods.len(), || None);
         }
         let place = methods[method as usize].get_or_insert_with(|| make(method, ready));
-        if (server.config.spawn_calls && !registered.info.is_exempt()) || registered.info.is_spawned() {
+        let is_slow = registered.info.is_spawned();
+        if is_slow || (server.config.spawn_calls && !registered.info.is_exempt()) {
             let mark = server.config.write_high_water;
             let prospects = self.prospects.get_or_insert_with(|| Prospects::new(ready, mark));
             match place.spawn(starting, prospects.count(registered.info.usual_reply())) {
                 Ok(task) => {
-                    let abort = tasks.spawn(task.future);
+                    let abort =
+                        if is_slow { tasks.spawn(behind_others(task.future)) } else { tasks.spawn(task.future) };
                     let place = Place::Task { abort, context: task.context };
                     in_flight.insert(Pending { id, method, received, began: let_in, deadline, place, stream: seat });
                 }
@@ -201,4 +203,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             self.respond(id, Some(method), handlers, Err(status), permit);
         }
     }
+}
+
+/// Lets the runtime look first whose sockets and timers are due. It does so when it has nothing else to run, or once in
+/// 61 polls (`event_interval`): where calls that take long follow each other, whoever asks meanwhile, if only to be
+/// refused, would wait for many of them.
+async fn behind_others(call: impl Future<Output = TaskEnd>) -> TaskEnd {
+    tokio::task::yield_now().await;
+    call.await
 }

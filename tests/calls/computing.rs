@@ -1,21 +1,30 @@
 //! Services that compute: calls beside them do not wait, and what they do elsewhere is bounded.
 
 use std::{
+    future::IntoFuture,
     hint::black_box,
+    net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+        mpsc,
     },
+    thread,
     time::{Duration, Instant},
 };
 
 use futures::future::join_all;
 use sluicegate::{
     Client, Context, Status, StatusCode,
-    client::Method,
-    server::{MethodOptions, Service, ServiceMethods},
+    client::{HealthClient, Method},
+    server::{MethodOptions, ServerBuilder, ServerHandle, Service, ServiceMethods, WaitQueue},
 };
-use tokio::{task::yield_now, time::timeout};
+use tokio::{
+    net::TcpListener,
+    runtime,
+    task::{JoinHandle, yield_now},
+    time::{sleep, timeout},
+};
 
 use crate::support::{Harness, assert_idle_soon, method};
 
@@ -59,6 +68,57 @@ async fn calls_beside_one_that_computes_do_not_wait_for_it() {
     assert_eq!(harness.network.attempts(), 1);
     drop(client);
     assert_idle_soon(&harness.handle).await;
+}
+
+/// A server whose only thread computes, with sockets that it has to look at: in memory, whoever writes wakes it.
+fn serve_on_one_thread(calls: usize) -> (SocketAddr, ServerHandle) {
+    let (told, tell) = mpsc::channel();
+    thread::spawn(move || {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let limits = |builder: ServerBuilder| {
+                let builder = builder.max_concurrent_calls(2).max_concurrent_calls_per_connection(calls as u64);
+                builder.wait_queue(WaitQueue::of(calls as u64).max_wait(Duration::from_secs(60))).health(true)
+            };
+            let harness = Harness::with(limits);
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            let bound = harness.server.listen(listener).unwrap();
+            told.send((bound.local_addr(), harness.handle.clone())).unwrap();
+            bound.serve().await;
+            assert!(harness.snapshot().is_idle(), "{:#?}", harness.snapshot());
+        });
+    });
+    tell.recv().unwrap()
+}
+
+#[tokio::test]
+async fn who_asks_where_calls_compute_one_after_the_other_waits_for_few_of_them() {
+    const CALLS: usize = 2_000;
+    let (address, handle) = serve_on_one_thread(CALLS);
+    let connect = || Client::builder(address.to_string()).wait_for_ready(true).build();
+    let (client, other) = (connect(), connect());
+    let health: HealthClient = other.service();
+    health.check("").await.unwrap();
+    let computing: Vec<_> =
+        (0..CALLS).map(|_| tokio::spawn(client.call::<_, ()>(method::SPIN, (200_u64,)).into_future())).collect();
+    while handle.snapshot().methods_demoted == 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let mut waited_for = Vec::new();
+    for _ in 0..41 {
+        let before = handle.snapshot().calls.released;
+        health.check("").await.unwrap();
+        waited_for.push(handle.snapshot().calls.released - before);
+        sleep(Duration::from_millis(2)).await;
+    }
+    assert!(handle.snapshot().calls_waiting > 0, "they are through already");
+    waited_for.sort_unstable();
+    // Two compute at a time, and two may have begun while the answer was on its way.
+    assert!(waited_for[20] <= 6, "{waited_for:?}");
+    computing.iter().for_each(JoinHandle::abort);
+    drop((client, other, health));
+    assert_idle_soon(&handle).await;
+    handle.shutdown();
 }
 
 /// A service whose work goes on when its caller is gone.
