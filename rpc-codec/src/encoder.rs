@@ -224,7 +224,7 @@ pub fn encode_status(out: &mut Vec<u8>, id: CallId, status: &Status, max_frame: 
 /// Appends the RESPONSE that turns a call away. It allocates nothing but room in `out`.
 pub fn encode_refusal(out: &mut Vec<u8>, id: CallId, refusal: &Refusal) {
     let frame = OpenFrame::begin(out);
-    write_response_head(out, refusal.reason().code(), Executed::Never);
+    write_response_head(out, refusal.reason().code(), refusal.reason().executed());
     let message = refusal.reason().message();
     out.push(0);
     out.extend_from_slice(&(message.len() as u16).to_be_bytes());

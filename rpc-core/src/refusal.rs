@@ -103,7 +103,7 @@ impl From<&Refusal> for Status {
         }
         let info = ErrorInfo { reason: refusal.reason.name().into(), domain: ErrorInfo::DOMAIN.into(), metadata };
         let status = Self::new(refusal.reason.code(), refusal.reason.message())
-            .with_executed(if refusal.reason == RefusalReason::StreamIdle { Executed::Maybe } else { Executed::Never })
+            .with_executed(refusal.reason.executed())
             .with_error_info(info);
         match refusal.retry_delay {
             Some(delay) => status.with_retry_delay(delay),
@@ -183,6 +183,14 @@ macro_rules! reasons {
             /// The reason in words.
             pub const fn message(self) -> &'static str {
                 match self { $(Self::$name => $message,)* }
+            }
+
+            /// Whether who is turned away by it may have been served: never, but for one whose service ran already.
+            pub const fn executed(self) -> Executed {
+                match self {
+                    Self::StreamIdle => Executed::Maybe,
+                    _ => Executed::Never,
+                }
             }
 
             const fn figure_names(self) -> (&'static str, &'static str) {
