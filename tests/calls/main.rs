@@ -53,6 +53,7 @@ mod stream_misuse;
 mod stream_model;
 mod stream_pacing;
 mod stream_panics;
+mod stream_permits;
 mod stream_rates;
 mod stream_silence;
 mod streams;
