@@ -47,6 +47,7 @@ mod sizes;
 mod stream_budget;
 mod stream_credit;
 mod stream_ends;
+mod stream_given_up;
 mod stream_holdups;
 mod stream_idle;
 mod stream_misuse;

@@ -70,9 +70,8 @@ async fn a_service_that_has_returned_leaves_its_permit_with_what_it_sent_until_t
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_waits_for_a_permit_opens_when_another_ends_and_its_items_have_waited_with_it() {
-    let server = FeedServer::with(|builder| {
-        builder.max_concurrent_calls(4).wait_queue(WaitQueue::of(8).max_wait(60_000 * MS))
-    });
+    let server =
+        FeedServer::with(|builder| builder.max_concurrent_calls(4).wait_queue(WaitQueue::of(8).max_wait(60_000 * MS)));
     let client = server.client();
     let feed: FeedClient = client.service();
     let mut open = Vec::new();
