@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use futures::{FutureExt, SinkExt, StreamExt, stream};
+use futures::{FutureExt, SinkExt, StreamExt, future::join_all, stream};
 use rpc_codec::{encode_credit, encode_end, encode_item};
 use rpc_core::CallId;
-use sluicegate::{Bytes, CallError, ItemSender, Status, StatusCode, client::LostCause};
+use sluicegate::{
+    Bytes, CallError, ItemSender, Status, StatusCode,
+    client::{Coded, LostCause},
+};
 use tokio::time::{Instant, sleep};
 
 use crate::support::{
@@ -129,6 +132,63 @@ async fn streams_of_the_clients_that_were_given_up_give_their_windows_back() {
     assert_eq!(feed.measure().send_all(stream::iter([Bytes::from_static(&[7; 50_000])])).await.unwrap(), 50_000);
     assert_eq!(client.snapshot().connects, 1);
     drop((feed, client));
+    server.assert_idle().await;
+    assert_eq!(server.snapshot().protocol_errors, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_ends_the_streams_of_a_client_their_windows_are_there_for_the_next() {
+    const WINDOWS: usize = 4;
+    let window = 64 * 1024;
+    let server = FeedServer::with(|builder| {
+        let budget = WINDOWS as u64 * window;
+        builder.body_budget(budget).body_budget_per_connection(budget).max_message(window as u32)
+    })
+    .large();
+    let client = server.client();
+    let feed: FeedClient = client.service();
+    for n in 0..times_in(6_000, 300) {
+        let streams = (0..WINDOWS).map(|_| async {
+            match n % 3 {
+                // An answer before the last item, with many under way.
+                0 => {
+                    let (mut numbers, sum) = feed.sum_first(1).open().await.unwrap();
+                    while numbers.is_ready() && numbers.send(1).await.is_ok() {}
+                    assert_eq!(sum.await.unwrap(), 1);
+                }
+                // An error of the service: text is no number.
+                1 => {
+                    let sum = client.client_stream::<_, Vec<String>, u64, Coded, Coded>(named("sum"), (0_u64,));
+                    let texts = stream::iter((0..100).map(|_| vec!["no number".to_owned()]));
+                    assert_eq!(sum.send_all(texts).await.unwrap_err().code(), StatusCode::InvalidArgument);
+                }
+                _ => {
+                    let late = feed.sum_slowly(1_000).timeout(5 * MS).send_all(stream::iter(0..));
+                    assert_eq!(late.await.unwrap_err().code(), StatusCode::DeadlineExceeded);
+                }
+            }
+        });
+        join_all(streams).await;
+        until_client_idle(&client).await;
+        server
+            .until("all is back", |server| {
+                let snapshot = server.snapshot();
+                (snapshot.calls.held, snapshot.streams, snapshot.body_bytes) == (0, 0, 0)
+            })
+            .await;
+    }
+    // As many as there are windows for, and not one more.
+    let mut open = Vec::new();
+    for _ in 0..WINDOWS {
+        open.push(feed.measure().open().await.unwrap());
+    }
+    server.until_running(WINDOWS).await;
+    let error = feed.measure().send_all(stream::iter([Bytes::new()])).await.unwrap_err();
+    assert_eq!(&*error.status().unwrap().error_info().unwrap().reason, "BODY_BUDGET");
+    drop((open, feed));
+    until_client_idle(&client).await;
+    assert_eq!((client.snapshot().connects, client.snapshot().protocol_errors), (1, 0));
+    drop(client);
     server.assert_idle().await;
     assert_eq!(server.snapshot().protocol_errors, 0);
 }
