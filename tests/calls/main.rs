@@ -45,6 +45,7 @@ mod refused;
 mod settings;
 mod sizes;
 mod stream_budget;
+mod stream_context;
 mod stream_credit;
 mod stream_ends;
 mod stream_given_up;

@@ -54,6 +54,31 @@ async fn a_producer_of_megabytes_is_paused_behind_one_of_them_by_a_reader_that_h
     server.assert_idle().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_producer_of_empty_items_is_paused_by_a_reader_that_has_stopped_whatever_its_window() {
+    /// The header of a frame.
+    const EMPTY: usize = 16;
+    let server = FeedServer::new().plain("pipes that hold little show where the items are");
+    let mut endless = server.harness.peer_through(4 * 1024);
+    endless.send(&hello_with(|hello| hello.stream_window = u32::MAX)).await;
+    let Got::Hello(_) = endless.next().await else { panic!("a HELLO comes first") };
+    endless.send(&Req::new(1, named("bytes"), (100_000_000_u64, 0_u32)).takes().bytes()).await;
+    sleep(1_000 * MS).await;
+    let (produced, snapshot) = (server.feeder.produced(), server.snapshot());
+    let held = (snapshot.stream_bytes + snapshot.buffered_bytes) as usize;
+    // Its threshold, and what is on its way below the mark.
+    let bound = ItemSender::<Bytes>::DEFAULT_THRESHOLD + 256 * 1024 + 8 * 1024;
+    assert!(held <= bound && produced * EMPTY <= bound, "{produced} items, {held} bytes wait");
+    sleep(10_000 * MS).await;
+    assert_eq!(server.feeder.produced(), produced, "it is paused");
+    // Who reads again has all of them, and more.
+    for n in 0..2 * produced {
+        assert!(matches!(endless.next().await, Got::Item { body, .. } if body.is_empty()), "{n}");
+    }
+    drop(endless);
+    server.assert_idle().await;
+}
+
 /// The credit that an item of a mebibyte leaves its sender: none.
 #[tokio::test(start_paused = true)]
 async fn a_long_item_that_is_given_up_while_it_waits_is_sent_whole_or_not_at_all() {

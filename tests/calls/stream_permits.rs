@@ -4,12 +4,16 @@
 use std::time::Duration;
 
 use futures::{FutureExt, TryStreamExt};
+use rpc_codec::{CallKind, encode_ping};
+use rpc_core::CallId;
 use sluicegate::{StatusCode, server::WaitQueue};
 use tokio::time::sleep;
 
 use crate::support::{
     Got, Req,
     feed::{FeedClient, FeedServer, named},
+    raw::cancel,
+    shims::times_in,
     within,
 };
 
@@ -106,4 +110,42 @@ async fn a_stream_that_waits_for_a_permit_opens_when_another_ends_and_its_items_
     drop((open, feed, client));
     server.assert_idle().await;
     assert_eq!(server.snapshot().protocol_errors, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_are_cancelled_at_once_run_no_more_than_the_limit_and_leave_nothing() {
+    const LIMIT: u64 = 8;
+    let server = FeedServer::with(|builder| builder.max_concurrent_calls(LIMIT).control_frame_rate(None)).large();
+    let mut peer = server.harness.peer().await;
+    let mut id = 0;
+    for _ in 0..times_in(100_000, 300) {
+        let (mut bytes, first) = (Vec::new(), id + 1);
+        // Two more than there is room for.
+        for _ in 0..LIMIT + 2 {
+            id += 1;
+            bytes.extend(match id % 3 {
+                0 => Req::new(id, named("count_sent"), (u64::MAX,)).takes().bytes(),
+                1 => Req::new(id, named("sum"), (0_u64,)).sends().bytes(),
+                _ => Req::new(id, named("echo"), ()).of_kind(CallKind::BothWays).bytes(),
+            });
+        }
+        (first..=id).for_each(|id| bytes.extend(cancel(id)));
+        encode_ping(&mut bytes, [7; 8]);
+        peer.send(&bytes).await;
+        while !matches!(peer.next().await, Got::Pong(_)) {}
+        assert!(server.feeder.running() <= LIMIT as usize, "{} run", server.feeder.running());
+    }
+    server
+        .until("nothing is left", |server| {
+            let snapshot = server.snapshot();
+            (snapshot.calls.held, snapshot.streams, snapshot.body_bytes, server.feeder.running()) == (0, 0, 0, 0)
+        })
+        .await;
+    let snapshot = server.snapshot();
+    assert!(snapshot.calls.high_water == LIMIT && snapshot.connections_cut.is_empty(), "{snapshot:#?}");
+    assert!(server.harness.refused("global") > 0);
+    peer.send(&Req::new(id + 1, named("hello"), ("you",)).bytes()).await;
+    while !matches!(peer.next().await, Got::Response { id: of, .. } if of == CallId::new(id + 1, 0)) {}
+    drop(peer);
+    server.assert_idle().await;
 }

@@ -54,14 +54,14 @@ async fn cause(call: Calling) -> LostCause {
     }
 }
 
-/// Sends `bytes` over and over until the client hangs up; how often that was.
+/// Sends `bytes` over and over until the client hangs up, or far too often; how often that was.
 fn flood(server: RawServer, bytes: Vec<u8>) -> (Arc<AtomicU64>, JoinHandle<()>) {
     let sent = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&sent);
     let (mut read, mut write) = tokio::io::split(server.peer.io);
     tokio::spawn(async move { tokio::io::copy(&mut read, &mut tokio::io::sink()).await });
     let task = tokio::spawn(async move {
-        while write.write_all(&bytes).await.is_ok() {
+        while counted.load(SeqCst) < 1_000_000 && write.write_all(&bytes).await.is_ok() {
             counted.fetch_add(1, SeqCst);
             yield_now().await;
         }

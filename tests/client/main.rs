@@ -23,6 +23,7 @@ mod reconnect;
 mod room;
 mod runtimes;
 mod sinks;
+mod stream_deadlines;
 mod stream_states;
 mod uploads;
 mod waits;
