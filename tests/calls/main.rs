@@ -57,6 +57,7 @@ mod stream_pacing;
 mod stream_panics;
 mod stream_permits;
 mod stream_rates;
+mod stream_relays;
 mod stream_silence;
 mod streams;
 mod tasks;

@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 
 use futures::{StreamExt, TryStreamExt, poll, stream};
 use sluicegate::{
-    CallError, Client, Executed, StatusCode,
+    CallError, Client, Executed, PayloadError, StatusCode,
     client::{ItemStream, LostCause},
 };
 use tokio::time::{Instant, sleep};
@@ -392,6 +392,29 @@ async fn an_item_that_cannot_be_decoded_ends_the_stream_with_that() {
     );
     let error = sum.send_all(stream::iter([vec!["no number".to_owned()]])).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (StatusCode::InvalidArgument, Executed::Finished));
+    assert_back(&server, client, feed).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_behind_the_value_of_an_item_end_the_stream_either_way() {
+    use sluicegate::client::Coded;
+
+    let named = crate::support::feed::named;
+    let (server, client, feed) = limited();
+    let mut items = client.server_stream::<_, u8, Coded>(named("bytes"), (1_u64, 3_u32));
+    let error = items.message().await.unwrap_err();
+    assert!(
+        matches!(error, CallError::Decode { source: PayloadError::TrailingBytes { left: 2, .. }, .. }),
+        "{error:?}"
+    );
+    assert!(items.message().await.unwrap().is_none());
+    drop(items);
+    until_back(&server).await;
+    let sum = client.client_stream::<_, (u64, u8), u64, Coded, Coded>(named("sum"), (3_u64,));
+    let error = sum.send_all(stream::iter([(5, 0)])).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (StatusCode::InvalidArgument, Executed::Finished));
+    assert!(error.to_string().contains("1 byte"), "{error}");
+    assert_eq!(server.feeder.consumed(), 0);
     assert_back(&server, client, feed).await;
 }
 

@@ -3,18 +3,21 @@
 
 use std::time::Duration;
 
-use futures::{StreamExt, poll};
+use futures::{
+    StreamExt, TryStreamExt, poll,
+    stream::{self, FuturesUnordered},
+};
 use rpc_codec::encode_credit;
 use rpc_core::CallId;
 use sluicegate::{Bytes, ItemSender, StatusCode};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::support::{
     Got, Req,
     feed::{FeedClient, FeedServer, named},
     raw::{cancel, hello_with, response},
     scripted::scripted_with,
-    shims::Manner,
+    shims::{Manner, times_in},
     until_client_idle,
 };
 
@@ -283,7 +286,7 @@ async fn a_hundred_callers_without_credit_survive_when_half_are_answered_and_a_q
     let snapshot = client.snapshot();
     assert_eq!((snapshot.connects, snapshot.protocol_errors), (1, 0), "{snapshot:?}");
     // And so does an item of the next stream.
-    let next = tokio::spawn(feed.measure().send_all(futures::stream::iter([Bytes::from_static(b"hi")])));
+    let next = tokio::spawn(feed.measure().send_all(stream::iter([Bytes::from_static(b"hi")])));
     let mut asked = None;
     while !next.is_finished() {
         match server.peer.next().await {
@@ -298,4 +301,36 @@ async fn a_hundred_callers_without_credit_survive_when_half_are_answered_and_a_q
     }
     assert_eq!(next.await.unwrap().unwrap(), 3);
     drop((feed, client));
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_of_long_items_that_begin_at_once_all_end_however_small_their_windows_and_none_waits_for_the_clock() {
+    const LEN: usize = 100 * 1024;
+    let server = FeedServer::with(|builder| {
+        let builder = builder.body_budget(u64::MAX / 2).body_budget_per_connection(u64::MAX / 2);
+        builder.max_concurrent_calls_per_connection(64).write_high_water(64 * 1024)
+    })
+    .plain("megabytes go by");
+    // One item at a time goes back, and less than one is promised the other way.
+    let client = server.harness.client_through(4 * 1024).stream_window(1).build();
+    let feed: FeedClient = client.service();
+    let mut ending: FuturesUnordered<_> = (0..times_in(5_000, 100))
+        .map(|n| {
+            let items = vec![Bytes::from(vec![n as u8; LEN]); 2];
+            let echo = feed.echo().send_all(stream::iter(items.clone()));
+            async move { echo.try_collect::<Vec<_>>().await.unwrap() == items }
+        })
+        .collect();
+    let mut last = Instant::now();
+    while let Some(whole) = ending.next().await {
+        let gap = last.elapsed();
+        assert!(whole && gap <= 100 * MS, "nothing came for {gap:?}");
+        last = Instant::now();
+    }
+    drop((ending, feed));
+    until_client_idle(&client).await;
+    assert_eq!(client.snapshot().connects, 1);
+    drop(client);
+    server.assert_idle().await;
+    assert_eq!(server.snapshot().protocol_errors, 0);
 }

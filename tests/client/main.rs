@@ -17,6 +17,7 @@ mod interceptors;
 mod keepalive;
 mod long_items;
 mod longest;
+mod noise;
 mod partings;
 mod ready;
 mod reconnect;
