@@ -95,36 +95,42 @@ async fn a_short_request_waits_for_little_of_a_long_one() {
 
 #[tokio::test(start_paused = true)]
 async fn a_short_answer_waits_for_little_of_a_long_item() {
-    let server = FeedServer::with(huge).plain("it counts bytes");
-    let mut wire = wire(&server.harness, NARROW).await;
-    let len = 64 * MIB;
-    wire.send(&Req::new(1, named("bytes"), (1_u64, len as u32)).takes().bytes()).await;
-    let first = wire.piece().await;
-    assert!(first.kind == ITEM && first.more, "{}", first.kind);
-    let (mut left, mut most) = (len - first.body.len(), 0);
-    for id in 2..300 {
-        wire.send(&Req::new(id, method::ECHO, ("short",)).bytes()).await;
-        let mut before = 0;
-        let answer = loop {
+    // Behind one its service has returned, and behind the first of two it waits for credit.
+    for items in 1..=2_u64 {
+        let server = FeedServer::with(huge).plain("it counts bytes");
+        let mut wire = wire(&server.harness, NARROW).await;
+        let len = 64 * MIB;
+        wire.send(&Req::new(1, named("bytes"), (items, len as u32)).takes().bytes()).await;
+        let first = wire.piece().await;
+        assert!(first.kind == ITEM && first.more, "{}", first.kind);
+        let (mut left, mut most) = (len - first.body.len(), 0);
+        for id in 2..300 {
+            wire.send(&Req::new(id, method::ECHO, ("short",)).bytes()).await;
+            let mut before = 0;
+            let answer = loop {
+                let piece = wire.piece().await;
+                if piece.kind == RESPONSE {
+                    break piece;
+                }
+                (before, left) = (before + piece.wire_len(), left - piece.body.len());
+            };
+            assert_eq!(answer.id, CallId::new(id, 0));
+            most = most.max(before);
+        }
+        assert!(most <= MAX_AHEAD, "{most} bytes of the long item came first");
+        assert!(left > 0, "the long item is still under way");
+        assert_eq!(server.feeder.running() as u64, items - 1);
+        while left > 0 {
             let piece = wire.piece().await;
-            if piece.kind == RESPONSE {
-                break piece;
-            }
-            (before, left) = (before + piece.wire_len(), left - piece.body.len());
-        };
-        assert_eq!(answer.id, CallId::new(id, 0));
-        most = most.max(before);
+            left -= piece.body.len();
+            assert_eq!((piece.kind, piece.more), (CONT, left > 0));
+        }
+        if items == 1 {
+            assert_eq!(wire.piece().await.kind, RESPONSE);
+        }
+        drop(wire);
+        server.assert_idle().await;
     }
-    assert!(most <= MAX_AHEAD, "{most} bytes of the long item came first");
-    assert!(left > 0, "the long item is still under way");
-    while left > 0 {
-        let piece = wire.piece().await;
-        left -= piece.body.len();
-        assert_eq!((piece.kind, piece.more), (CONT, left > 0));
-    }
-    assert_eq!(wire.piece().await.kind, RESPONSE);
-    drop(wire);
-    server.assert_idle().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,7 +18,7 @@ use crate::support::{
     raw::{ANY, cancel},
     scripted::scripted_with,
     shims::{Manner, times_in},
-    until_client_idle,
+    until_client_idle, within,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -249,7 +249,7 @@ async fn whoever_waits_for_credit_is_woken_by_the_end_of_the_call_and_of_the_con
                 assert!(matches!(error, CallError::Lost { .. }), "{error}");
             }
         }
-        let error = waiting.await.unwrap();
+        let error = within(waiting).await.unwrap();
         assert!(matches!(error, CallError::Ended { .. }), "{how}: {error}");
         assert!(began.elapsed() <= 100 * MS, "{how}: {:?}", began.elapsed());
         drop((feed, client));
