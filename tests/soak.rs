@@ -16,9 +16,12 @@ use std::{
     time::Duration,
 };
 
-use sluicegate::{CallError, Client, StatusCode, client::Method};
+use futures::{TryStreamExt, stream};
+use sluicegate::{Bytes, CallError, Client, StatusCode, client::Method};
 use support::{
-    Harness, Req, assert_idle_soon, method,
+    Req, assert_idle_soon,
+    feed::{FeedClient, FeedServer, named},
+    method,
     probe::silence_wanted_panics,
     raw::hello,
     shims::{Manner, Random},
@@ -60,7 +63,7 @@ impl Outcomes {
 async fn whatever_happens_every_call_ends_and_nothing_is_left() {
     silence_wanted_panics();
     let seconds = env::var("SLUICEGATE_SOAK_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(2);
-    let harness = Harness::with(|builder| {
+    let FeedServer { harness, feeder } = FeedServer::with(|builder| {
         // Too few connections for all, too: now and then a client is turned away.
         let builder = builder.max_connections(CLIENTS + RAW_PEERS - 2).write_high_water(20_000);
         builder.max_concurrent_calls(40).max_concurrent_calls_per_connection(16)
@@ -102,7 +105,7 @@ async fn whatever_happens_every_call_ends_and_nothing_is_left() {
     assert_eq!(reply.unwrap(), 7);
     drop(newcomer);
     assert_idle_soon(&harness.handle).await;
-    assert_eq!(harness.probe.running(), 0);
+    assert_eq!((harness.probe.running(), feeder.running()), (0, 0));
     let drained = timeout(FOR_EVER, sockets.shut_down()).await.unwrap();
     assert_eq!((drained.cut.len(), drained.stuck_connections), (0, 0));
     assert_idle_soon(&harness.handle).await;
@@ -140,7 +143,7 @@ async fn call(client: &Client, random: &mut Random) -> Result<(), CallError> {
     };
     let spawned = random.below(4) == 0;
     let pick = |here: Method, spawn: Method| if spawned { spawn } else { here };
-    match random.below(16) {
+    match random.below(19) {
         0..5 => {
             let method = pick(method::NONCE, method::NONCE_SPAWNED);
             let pending = random.below(6) as u32;
@@ -171,6 +174,22 @@ async fn call(client: &Client, random: &mut Random) -> Result<(), CallError> {
             client.call::<_, u64>(method, (n,)).timeout(us(random, 5_000)).await?;
         }
         14 => client.call(method::WATCHED, ()).timeout(us(random, 5_000)).await?,
+        15 => {
+            // More than a window now and then.
+            let count = n * if n.is_multiple_of(20) { 4 } else { 1 };
+            let counted = client.service::<FeedClient>().count_sent(count).timeout(expiry);
+            assert!(counted.try_collect::<Vec<_>>().await?.into_iter().eq(0..count), "another stream's items");
+        }
+        16 => {
+            let numbers = stream::iter(0..n);
+            let sum = client.service::<FeedClient>().sum(n).timeout(expiry).send_all(numbers).await?;
+            assert_eq!(sum, n + (0..n).sum::<u64>());
+        }
+        17 => {
+            let sent: Vec<_> = (0..n % 8).map(|k| Bytes::from(vec![k as u8; 10 * n as usize])).collect();
+            let echo = client.service::<FeedClient>().echo().timeout(expiry).send_all(stream::iter(sent.clone()));
+            assert!(echo.try_collect::<Vec<_>>().await? == sent, "another stream's items");
+        }
         _ if n.is_multiple_of(5) => client.call(pick(method::PANIC_LATER, method::PANIC_LATER_SPAWNED), ()).await?,
         _ => client.call(method::SPIN, (n / 10,)).timeout(expiry).await?,
     }
@@ -184,6 +203,7 @@ async fn read_slowly(address: SocketAddr, mut random: Random, over: Arc<AtomicBo
         let len = 50_000 + random.below(100_000) as u32;
         let requests = (1..20).map(|id| match id % 4 {
             0 => Req::new(id, method::GATE, (id,)).bytes(),
+            1 => Req::new(id, named("count_sent"), (u64::MAX,)).takes().bytes(),
             _ => Req::new(id, method::LARGE, (len,)).bytes(),
         });
         let requests: Vec<_> = std::iter::once(hello()).chain(requests).collect();

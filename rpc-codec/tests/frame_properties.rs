@@ -303,6 +303,23 @@ mod later_versions {
     }
 
     #[test]
+    fn what_they_add_to_frames_of_streams_is_ignored() {
+        let (id, tail) = (CallId::from_wire(5), [1, 2, 3]);
+        let [nine, seven] = [9_u32, 7].map(|n| [&n.to_be_bytes()[..], &tail].concat());
+        for flags in [0, 0x10, 0x20, 0x40, 0x80, 0xf0] {
+            let wire = raw(Kind::Item as u8, flags, 5, &tail, b"item");
+            assert_eq!(only(&wire), Frame::Item { id, more: false, len: 4, part: b"item" });
+            let wire = raw(Kind::Item as u8, flags | MORE, 5, &nine, b"item");
+            assert_eq!(only(&wire), Frame::Item { id, more: true, len: 9, part: b"item" });
+            // Neither has a body in this version.
+            let wire = raw(Kind::End as u8, flags, 5, &tail, b"body");
+            assert_eq!(only(&wire), Frame::End { id });
+            let wire = raw(Kind::Credit as u8, flags, 5, &seven, b"body");
+            assert_eq!(only(&wire), Frame::Credit { id, bytes: 7 });
+        }
+    }
+
+    #[test]
     fn their_other_kinds_name_themselves_at_the_fifth_byte() {
         let known: Vec<_> = Kind::ALL.iter().map(|&kind| kind as u8).collect();
         for kind in (0..0x80).filter(|kind| !known.contains(kind)) {

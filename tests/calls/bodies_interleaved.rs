@@ -12,12 +12,15 @@ use tokio::{task::yield_now, time::Instant};
 use crate::support::{
     Harness, Req, assert_idle_soon,
     bodies::{KIB, MAX_AHEAD, MIB, NARROW, connected, huge, is_alive, serve, serve_huge, wire},
+    feed::{FeedClient, FeedServer, named},
     method,
     parts::{CONT, REQUEST, RESPONSE, frames, response_opening, response_part, untouched},
     raw::response,
     shims::times_in,
     within,
 };
+
+const ITEM: u8 = 5;
 
 #[tokio::test(start_paused = true)]
 async fn a_short_answer_waits_for_little_of_a_long_reply() {
@@ -88,6 +91,68 @@ async fn a_short_request_waits_for_little_of_a_long_one() {
     wire.send(&response_opening(first.id, 3, b"al")).await;
     wire.send(&response_part(first.id, b"l", false)).await;
     assert_eq!(long.await.unwrap().unwrap(), "all");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_answer_waits_for_little_of_a_long_item() {
+    // Behind one its service has returned, and behind the first of two it waits for credit.
+    for items in 1..=2_u64 {
+        let server = FeedServer::with(huge).plain("it counts bytes");
+        let mut wire = wire(&server.harness, NARROW).await;
+        let len = 64 * MIB;
+        wire.send(&Req::new(1, named("bytes"), (items, len as u32)).takes().bytes()).await;
+        let first = wire.piece().await;
+        assert!(first.kind == ITEM && first.more, "{}", first.kind);
+        let (mut left, mut most) = (len - first.body.len(), 0);
+        for id in 2..300 {
+            wire.send(&Req::new(id, method::ECHO, ("short",)).bytes()).await;
+            let mut before = 0;
+            let answer = loop {
+                let piece = wire.piece().await;
+                if piece.kind == RESPONSE {
+                    break piece;
+                }
+                (before, left) = (before + piece.wire_len(), left - piece.body.len());
+            };
+            assert_eq!(answer.id, CallId::new(id, 0));
+            most = most.max(before);
+        }
+        assert!(most <= MAX_AHEAD, "{most} bytes of the long item came first");
+        assert!(left > 0, "the long item is still under way");
+        assert_eq!(server.feeder.running() as u64, items - 1);
+        while left > 0 {
+            let piece = wire.piece().await;
+            left -= piece.body.len();
+            assert_eq!((piece.kind, piece.more), (CONT, left > 0));
+        }
+        if items == 1 {
+            assert_eq!(wire.piece().await.kind, RESPONSE);
+        }
+        drop(wire);
+        server.assert_idle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_request_waits_for_little_of_a_long_item() {
+    let (client, _servers, mut wire) = connected(NARROW, |builder| builder).await;
+    let feed: FeedClient = client.service();
+    let (mut blocks, measured) = feed.measure().open().await.unwrap();
+    blocks.send(Bytes::from(vec![7; 64 * MIB])).await.unwrap();
+    let (first, _) = wire.up_to(|piece| piece.kind == ITEM).await;
+    let mut most = 0;
+    for n in 0..200_u64 {
+        let short = tokio::spawn(client.call::<_, u64>(method::NONCE, (n, 0_u32)));
+        yield_now().await;
+        let (request, before) = wire.up_to(|piece| piece.kind == REQUEST).await;
+        most = most.max(before);
+        wire.send(&response(request.id, &n)).await;
+        assert_eq!(short.await.unwrap().unwrap(), n);
+    }
+    assert!(most <= MAX_AHEAD, "{most} bytes of the long item came first");
+    wire.up_to(|piece| piece.kind == CONT && !piece.more).await;
+    wire.send(&response(first.id, &7_u64)).await;
+    assert_eq!(within(measured).await.unwrap(), 7);
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use rpc_codec::CallKind;
 use sluicegate::{
     Executed, Status, StatusCode,
     client::Method,
@@ -11,7 +12,9 @@ use sluicegate::{
 use tokio::{io::AsyncWriteExt, net::TcpStream, task::yield_now};
 
 use crate::support::{
-    Got, Harness, RawClient, Req, assert_idle_soon, method, no_call_runs,
+    Got, Harness, RawClient, Req, assert_idle_soon,
+    feed::{FeedServer, named},
+    method, no_call_runs,
     probe::{PANIC_TEXT, silence_wanted_panics},
     raw::{cancel, hello},
     shims::{is_full, times, times_in},
@@ -97,6 +100,39 @@ async fn calls_whose_connection_is_reset_leave_nothing_behind() {
     harness.handle.shutdown();
     serving.await.unwrap();
     assert_idle_soon(&harness.handle).await;
+}
+
+#[tokio::test]
+async fn streams_whose_connection_is_reset_leave_nothing_behind() {
+    let server = FeedServer::with(|builder| builder.max_concurrent_calls(TIMES));
+    let sockets = server.harness.sockets().await;
+    for _ in 0..times(TIMES) / 50 {
+        let mut open = Vec::new();
+        for n in 0..50 {
+            let request = match n % 4 {
+                0 => Req::new(1, named("stall"), (1_u64,)).takes(),
+                1 => Req::new(1, named("count_sent"), (u64::MAX,)).takes(),
+                2 => Req::new(1, named("sum"), (0_u64,)).sends(),
+                _ => Req::new(1, named("echo"), ()).of_kind(CallKind::BothWays),
+            };
+            let mut socket = TcpStream::connect(sockets.address).await.unwrap();
+            socket.write_all(&[hello(), request.bytes()].concat()).await.unwrap();
+            open.push(socket);
+        }
+        server.until_running(50).await;
+        let reset = Instant::now();
+        for socket in open {
+            socket.set_zero_linger().unwrap();
+        }
+        while server.feeder.running() > 0 {
+            yield_now().await;
+            assert!(!is_full() || reset.elapsed() <= Duration::from_millis(100), "{:?}", reset.elapsed());
+        }
+        assert_idle_soon(&server.harness.handle).await;
+        assert_eq!((server.snapshot().streams, server.snapshot().stream_bytes), (0, 0));
+    }
+    sockets.shut_down().await;
+    assert_idle_soon(&server.harness.handle).await;
 }
 
 #[tokio::test(start_paused = true)]

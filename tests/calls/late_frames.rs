@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use rpc_codec::{GoAwayReason, MIN_PART_LEN, PART_LEN};
-use rpc_core::limit::Rate;
+use rpc_codec::{CallKind, GoAwayReason, MIN_PART_LEN, PART_LEN, encode_end};
+use rpc_core::{CallId, limit::Rate};
+use sluicegate::{Executed, StatusCode};
 use tokio::time::sleep;
 
 use crate::support::{
@@ -101,5 +102,37 @@ async fn parts_of_a_late_item_are_free_whatever_their_number() {
     }
     assert!(server.snapshot().connections_cut.is_empty());
     drop(wire);
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_expired_on_their_way_are_never_executed_and_their_items_are_free() {
+    let server = FeedServer::with(|builder| builder.control_frame_rate(Rate::per_second(0.001).burst(10)));
+    let mut peer = server.harness.peer().await;
+    // The first call is what later ones are late against.
+    peer.send(&Req::new(1, named("hello"), ("you",)).bytes()).await;
+    assert_eq!(peer.reply::<String>(1).await, "hello, you");
+    tokio::time::advance(Duration::from_millis(100)).await;
+    let late = [
+        Req::new(2, named("count_sent"), (5_u64,)).takes(),
+        Req::new(3, named("sum"), (0_u64,)).sends(),
+        Req::new(4, named("echo"), ()).of_kind(CallKind::BothWays),
+    ];
+    for (id, request) in (2..).zip(late) {
+        let mut bytes = request.timeout(Duration::from_micros(10)).bytes();
+        if id > 2 {
+            bytes.extend(frame(ITEM, 0, id, &[], &[7]).repeat(1_000));
+            encode_end(&mut bytes, CallId::new(id, 0));
+        }
+        peer.send(&bytes).await;
+        let (status, _) = peer.answer(id).await;
+        assert_eq!((status.code(), status.executed()), (StatusCode::DeadlineExceeded, Executed::Never), "{id}");
+    }
+    peer.send(&Req::new(5, named("hello"), ("me",)).bytes()).await;
+    assert_eq!(peer.reply::<String>(5).await, "hello, me", "the items were no flood");
+    let snapshot = server.snapshot();
+    assert_eq!((snapshot.frames_ignored, snapshot.streams), (2 * 1_001, 0));
+    assert_eq!((server.feeder.produced(), server.feeder.consumed()), (0, 0));
+    peer.part().await;
     server.assert_idle().await;
 }

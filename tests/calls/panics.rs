@@ -8,20 +8,22 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, future::join_all};
+use futures::{FutureExt, future::join_all, stream};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sluicegate::{
     CallError, CallId, Client, ConnectionInfo, Context, Executed, Status, StatusCode,
-    client::Method,
+    client::{Coded, Method},
     server::{Call, CallInfo, Decision, Handler, MethodOptions, Outbound, Pipeline, Service, ServiceMethods},
 };
 
 use crate::support::{
-    self, Got, Harness, RawClient, Req, assert_idle_soon, method,
+    self, Got, Harness, RawClient, Req, assert_idle_soon,
+    feed::{FeedClient, FeedServer, Fickle, named},
+    method,
     probe::{PANIC_TEXT, Unencodable, silence_wanted_panics},
     scripted::scripted,
     shims::times,
-    within,
+    until_client_idle, within,
 };
 
 /// One place in which user code panics.
@@ -440,6 +442,37 @@ async fn a_panic_in_a_callers_own_encoding_reaches_that_caller_only() {
     assert_eq!(snapshot.calls.acquired, 1_500);
     drop(client);
     harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_callers_own_item_reaches_that_caller_only() {
+    silence_wanted_panics();
+    let server = FeedServer::new();
+    let client = server.client();
+    let feed: FeedClient = client.service();
+    let sum = || client.client_stream::<_, Fickle, u64, Coded, Coded>(named("sum"), (7_u64,));
+    for _ in 0..times(800) {
+        // The sink goes on: nothing is left of what it had of that item.
+        let (mut items, reply) = sum().open().await.unwrap();
+        items.send(Fickle(false)).await.unwrap();
+        assert!(AssertUnwindSafe(items.send(Fickle(true))).catch_unwind().await.is_err());
+        items.send(Fickle(false)).await.unwrap();
+        items.end();
+        assert_eq!(within(reply).await.unwrap(), 7);
+        // All at once: the call is given up, with what went before.
+        let all = sum().send_all(stream::iter([Fickle(false), Fickle(true)]));
+        assert!(AssertUnwindSafe(all).catch_unwind().await.is_err());
+        // What it is sent.
+        let mut items = client.server_stream::<_, Undecodable, Coded>(named("count"), (10_u64,));
+        assert!(AssertUnwindSafe(items.message()).catch_unwind().await.is_err());
+        drop(items);
+        assert_eq!(feed.hello("you".to_owned()).await.unwrap(), "hello, you");
+    }
+    until_client_idle(&client).await;
+    assert_eq!((client.snapshot().connects, client.snapshot().protocol_errors), (1, 0));
+    drop((feed, client));
+    server.assert_idle().await;
+    assert_eq!((server.snapshot().panics, server.snapshot().protocol_errors), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]

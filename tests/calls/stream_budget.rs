@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use futures::stream;
-use rpc_codec::{CallKind, MIN_PART_LEN};
+use rpc_codec::{CallKind, MIN_PART_LEN, encode_ping};
 use sluicegate::{Bytes, CallError, Executed, Status, StatusCode};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::support::{
-    Req,
+    Got, Req,
     bodies::{KIB, MIB, is_alive, status_of, wire},
     feed::{FeedClient, FeedServer, named},
     method,
@@ -133,6 +133,30 @@ async fn an_item_that_nobody_takes_is_charged_until_its_service_has_gone() {
     server.until("it is cancelled", |server| taken(server) == 0).await;
     drop(peer);
     server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_wants_no_more_gives_back_what_has_come_and_keeps_nothing_of_what_comes() {
+    let server = FeedServer::new();
+    let mut peer = server.harness.peer().await;
+    let mut bytes = Req::new(1, named("one_and_work"), ()).sends().bytes();
+    // One that it takes, 64 that nobody does, and more when nobody can.
+    for (round, items) in [(1, 65), (2, 500)] {
+        bytes.extend(frame(ITEM, 0, 1, &[], &[7]).repeat(items));
+        encode_ping(&mut bytes, [round; 8]);
+        peer.send(&bytes).await;
+        bytes.clear();
+        assert!(matches!(peer.next().await, Got::Pong(opaque) if opaque == [round; 8]), "all have come");
+        // And its call goes on.
+        server.until("nothing is kept", |server| taken(server) == 0 && server.snapshot().stream_bytes == 0).await;
+        assert_eq!((server.feeder.running(), server.snapshot().calls.held), (1, 1));
+    }
+    assert!(peer.peer.is_silent_for(SECOND).await, "nobody asks for more");
+    server.feeder.open_gate();
+    assert_eq!(peer.reply::<u64>(1).await, 7);
+    peer.part().await;
+    server.assert_idle().await;
+    assert_eq!(server.snapshot().protocol_errors, 0);
 }
 
 /// The first part of an item in parts.

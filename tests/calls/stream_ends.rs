@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 
 use futures::{StreamExt, TryStreamExt, poll, stream};
 use sluicegate::{
-    CallError, Client, Executed, StatusCode,
+    CallError, Client, Executed, PayloadError, StatusCode,
     client::{ItemStream, LostCause},
 };
 use tokio::time::{Instant, sleep};
@@ -276,7 +276,7 @@ impl Breakable {
             *task.lock().unwrap() = Some(tokio::spawn(async move { inner.serve_connection(far, None).await }));
             async move { io::Result::Ok(near) }
         });
-        Self { client: client.build(), serving }
+        Self { client: client.stream_window(1_000).build(), serving }
     }
 
     async fn cut(&mut self) {
@@ -396,6 +396,29 @@ async fn an_item_that_cannot_be_decoded_ends_the_stream_with_that() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn bytes_behind_the_value_of_an_item_end_the_stream_either_way() {
+    use sluicegate::client::Coded;
+
+    let named = crate::support::feed::named;
+    let (server, client, feed) = limited();
+    let mut items = client.server_stream::<_, u8, Coded>(named("bytes"), (1_u64, 3_u32));
+    let error = items.message().await.unwrap_err();
+    assert!(
+        matches!(error, CallError::Decode { source: PayloadError::TrailingBytes { left: 2, .. }, .. }),
+        "{error:?}"
+    );
+    assert!(items.message().await.unwrap().is_none());
+    drop(items);
+    until_back(&server).await;
+    let sum = client.client_stream::<_, (u64, u8), u64, Coded, Coded>(named("sum"), (3_u64,));
+    let error = sum.send_all(stream::iter([(5, 0)])).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (StatusCode::InvalidArgument, Executed::Finished));
+    assert!(error.to_string().contains("1 byte"), "{error}");
+    assert_eq!(server.feeder.consumed(), 0);
+    assert_back(&server, client, feed).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_call_of_another_kind_costs_that_call() {
     let (server, client, feed) = limited();
     let named = crate::support::feed::named;
@@ -416,6 +439,8 @@ async fn a_call_of_another_kind_costs_that_call() {
 #[tokio::test(start_paused = true)]
 async fn of_nine_endless_streams_one_is_refused_until_another_ends_in_whichever_way() {
     const LIMIT: usize = 8;
+    // More than a window.
+    const ITEMS: u64 = 40;
     let server = FeedServer::with(|builder| builder.max_concurrent_calls(LIMIT as u64));
     for how in ["completion", "cancel", "error", "deadline", "connection"].repeat(times_in(2_000, 2) as usize) {
         // The one that ends has a connection of its own.
@@ -429,31 +454,32 @@ async fn of_nine_endless_streams_one_is_refused_until_another_ends_in_whichever_
             assert_eq!(items.message().await.unwrap(), Some(0));
             open.push(items);
         }
-        let (mut numbers, sum) = match how {
-            "completion" => ending.sum_first(1).open().await.unwrap(),
-            "deadline" => ending.sum_first(1).timeout(50 * MS).open().await.unwrap(),
-            _ => ending.sum(0).open().await.unwrap(),
-        };
+        let mut items = match how {
+            "completion" => ending.count_sent(ITEMS).open().await,
+            "error" => ending.fail(ITEMS, false).open().await,
+            "deadline" => ending.stall(1).timeout(50 * MS).open().await,
+            _ => ending.stall(1).open().await,
+        }
+        .unwrap();
+        assert_eq!(items.message().await.unwrap(), Some(0));
         server.until_running(LIMIT).await;
         let refused = feed.count(1).message().await.unwrap_err();
         assert_eq!((refused.code(), refused.executed()), (StatusCode::ResourceExhausted, Executed::Never), "{how}");
-        let ended = Instant::now();
+        let (ended, mut taken) = (Instant::now(), 1);
         match how {
-            "completion" => {
-                numbers.send(7).await.unwrap();
-                assert_eq!(sum.await.unwrap(), 7);
-            }
-            "cancel" => drop(sum),
-            "error" => {
-                drop(numbers);
-                assert!(matches!(sum.await.unwrap_err(), CallError::SinkDropped { .. }));
-            }
-            "deadline" => assert_eq!(sum.await.unwrap_err().code(), StatusCode::DeadlineExceeded),
-            _ => {
+            "completion" => take_rest(&mut items, &mut taken).await.unwrap(),
+            "cancel" => drop(items),
+            "connection" => {
                 network.cut().await;
-                assert!(sum.await.is_err());
+                let error = take_rest(&mut items, &mut taken).await.unwrap_err();
+                assert!(matches!(error, CallError::Lost { .. }), "{error:?}");
+            }
+            _ => {
+                let code = if how == "error" { StatusCode::DataLoss } else { StatusCode::DeadlineExceeded };
+                assert_eq!(take_rest(&mut items, &mut taken).await.unwrap_err().code(), code);
             }
         }
+        assert_eq!(taken, if matches!(how, "completion" | "error") { ITEMS } else { 1 }, "{how}");
         server.until("its permit is back", |server| server.snapshot().calls.held == LIMIT as u64 - 1).await;
         let most = if how == "deadline" { 100 * MS } else { 50 * MS };
         assert!(ended.elapsed() <= most, "{how}: {:?}", ended.elapsed());

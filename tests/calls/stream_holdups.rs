@@ -3,18 +3,21 @@
 
 use std::time::Duration;
 
-use futures::{StreamExt, poll};
+use futures::{
+    StreamExt, TryStreamExt, poll,
+    stream::{self, FuturesUnordered},
+};
 use rpc_codec::encode_credit;
 use rpc_core::CallId;
 use sluicegate::{Bytes, ItemSender, StatusCode};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::support::{
     Got, Req,
     feed::{FeedClient, FeedServer, named},
     raw::{cancel, hello_with, response},
     scripted::scripted_with,
-    shims::Manner,
+    shims::{Manner, times_in},
     until_client_idle,
 };
 
@@ -51,6 +54,31 @@ async fn a_producer_of_megabytes_is_paused_behind_one_of_them_by_a_reader_that_h
     let more = server.feeder.produced() - before;
     assert!((9..=11).contains(&more), "{more} items for ten that were taken");
     drop((endless, items, feed, client));
+    server.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_producer_of_empty_items_is_paused_by_a_reader_that_has_stopped_whatever_its_window() {
+    /// The header of a frame.
+    const EMPTY: usize = 16;
+    let server = FeedServer::new().plain("pipes that hold little show where the items are");
+    let mut endless = server.harness.peer_through(4 * 1024);
+    endless.send(&hello_with(|hello| hello.stream_window = u32::MAX)).await;
+    let Got::Hello(_) = endless.next().await else { panic!("a HELLO comes first") };
+    endless.send(&Req::new(1, named("bytes"), (100_000_000_u64, 0_u32)).takes().bytes()).await;
+    sleep(1_000 * MS).await;
+    let (produced, snapshot) = (server.feeder.produced(), server.snapshot());
+    let held = (snapshot.stream_bytes + snapshot.buffered_bytes) as usize;
+    // Its threshold, and what is on its way below the mark.
+    let bound = ItemSender::<Bytes>::DEFAULT_THRESHOLD + 256 * 1024 + 8 * 1024;
+    assert!(held <= bound && produced * EMPTY <= bound, "{produced} items, {held} bytes wait");
+    sleep(10_000 * MS).await;
+    assert_eq!(server.feeder.produced(), produced, "it is paused");
+    // Who reads again has all of them, and more.
+    for n in 0..2 * produced {
+        assert!(matches!(endless.next().await, Got::Item { body, .. } if body.is_empty()), "{n}");
+    }
+    drop(endless);
     server.assert_idle().await;
 }
 
@@ -258,7 +286,7 @@ async fn a_hundred_callers_without_credit_survive_when_half_are_answered_and_a_q
     let snapshot = client.snapshot();
     assert_eq!((snapshot.connects, snapshot.protocol_errors), (1, 0), "{snapshot:?}");
     // And so does an item of the next stream.
-    let next = tokio::spawn(feed.measure().send_all(futures::stream::iter([Bytes::from_static(b"hi")])));
+    let next = tokio::spawn(feed.measure().send_all(stream::iter([Bytes::from_static(b"hi")])));
     let mut asked = None;
     while !next.is_finished() {
         match server.peer.next().await {
@@ -273,4 +301,36 @@ async fn a_hundred_callers_without_credit_survive_when_half_are_answered_and_a_q
     }
     assert_eq!(next.await.unwrap().unwrap(), 3);
     drop((feed, client));
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_of_long_items_that_begin_at_once_all_end_however_small_their_windows_and_none_waits_for_the_clock() {
+    const LEN: usize = 100 * 1024;
+    let server = FeedServer::with(|builder| {
+        let builder = builder.body_budget(u64::MAX / 2).body_budget_per_connection(u64::MAX / 2);
+        builder.max_concurrent_calls_per_connection(64).write_high_water(64 * 1024)
+    })
+    .plain("megabytes go by");
+    // One item at a time goes back, and less than one is promised the other way.
+    let client = server.harness.client_through(4 * 1024).stream_window(1).build();
+    let feed: FeedClient = client.service();
+    let mut ending: FuturesUnordered<_> = (0..times_in(5_000, 100))
+        .map(|n| {
+            let items = vec![Bytes::from(vec![n as u8; LEN]); 2];
+            let echo = feed.echo().send_all(stream::iter(items.clone()));
+            async move { echo.try_collect::<Vec<_>>().await.unwrap() == items }
+        })
+        .collect();
+    let mut last = Instant::now();
+    while let Some(whole) = ending.next().await {
+        let gap = last.elapsed();
+        assert!(whole && gap <= 100 * MS, "nothing came for {gap:?}");
+        last = Instant::now();
+    }
+    drop((ending, feed));
+    until_client_idle(&client).await;
+    assert_eq!(client.snapshot().connects, 1);
+    drop(client);
+    server.assert_idle().await;
+    assert_eq!(server.snapshot().protocol_errors, 0);
 }

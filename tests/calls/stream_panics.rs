@@ -33,6 +33,15 @@ trait Mines {
     /// The same, in a task.
     #[rpc(spawn)]
     async fn decoded_spawned(&self, items: Streaming<Touchy>) -> Result<u64, Status>;
+    /// The method, before there is a stream.
+    async fn made(&self, good: u64) -> Result<impl Stream<Item = Result<u64, Status>>, Status>;
+    /// The drop of the service's future, whose caller has gone.
+    async fn left(&self, good: u64, out: ItemSender<u64>) -> Result<(), Status>;
+    /// The same, in a task.
+    #[rpc(spawn)]
+    async fn left_spawned(&self, good: u64, out: ItemSender<u64>) -> Result<(), Status>;
+    /// The drop of its stream, whose caller has gone.
+    async fn left_polled(&self, good: u64) -> Result<impl Stream<Item = Result<u64, Status>>, Status>;
     /// Nothing: sends back what it takes.
     async fn good(&self, items: Streaming<u64>, out: ItemSender<u64>) -> Result<(), Status>;
     /// Nothing, and no items.
@@ -118,6 +127,31 @@ impl Mines for Mined {
         self.decoded(items).await
     }
 
+    async fn made(&self, good: u64) -> Result<impl Stream<Item = Result<u64, Status>>, Status> {
+        explode(good < u64::MAX);
+        Ok(stream::empty())
+    }
+
+    async fn left(&self, good: u64, mut out: ItemSender<u64>) -> Result<(), Status> {
+        let _bomb = Bomb;
+        for n in 0..good {
+            out.send(n).await?;
+        }
+        std::future::pending().await
+    }
+
+    async fn left_spawned(&self, good: u64, out: ItemSender<u64>) -> Result<(), Status> {
+        self.left(good, out).await
+    }
+
+    async fn left_polled(&self, good: u64) -> Result<impl Stream<Item = Result<u64, Status>>, Status> {
+        let bomb = Bomb;
+        Ok(stream::iter(0..good).chain(stream::pending()).map(move |n| {
+            let _ = &bomb;
+            Ok(n)
+        }))
+    }
+
     async fn good(&self, mut items: Streaming<u64>, mut out: ItemSender<u64>) -> Result<(), Status> {
         while let Some(item) = items.message().await? {
             out.send(item).await?;
@@ -130,7 +164,7 @@ impl Mines for Mined {
     }
 }
 
-const PLACES: usize = 8;
+const PLACES: usize = 12;
 
 /// Takes items to their end: how many came before the error that it was.
 async fn to_the_end<T>(items: impl Stream<Item = Result<T, CallError>>) -> (u64, CallError) {
@@ -145,6 +179,14 @@ async fn to_the_end<T>(items: impl Stream<Item = Result<T, CallError>>) -> (u64,
     unreachable!("an end comes")
 }
 
+/// Takes so many items and goes.
+async fn leave(items: impl Stream<Item = Result<u64, CallError>>, good: u64) {
+    let mut items = std::pin::pin!(items);
+    for n in 0..good {
+        assert_eq!(items.next().await.unwrap().unwrap(), n);
+    }
+}
+
 async fn step_on(mines: &MinesClient, place: usize, good: u64) {
     let touchy = || stream::iter((0..good).map(|_| Touchy(1)).chain([Touchy(7), Touchy(1)]));
     let (came, error) = match place {
@@ -155,7 +197,12 @@ async fn step_on(mines: &MinesClient, place: usize, good: u64) {
         4 => to_the_end(mines.encoded(good)).await,
         5 => to_the_end(mines.encoded_spawned(good)).await,
         6 => (good, mines.decoded().send_all(touchy()).await.unwrap_err()),
-        _ => (good, mines.decoded_spawned().send_all(touchy()).await.unwrap_err()),
+        7 => (good, mines.decoded_spawned().send_all(touchy()).await.unwrap_err()),
+        8 => to_the_end(mines.made(good)).await,
+        // One item at least, so that there is a future to be dropped.
+        9 => return leave(mines.left(good + 1), good + 1).await,
+        10 => return leave(mines.left_spawned(good + 1), good + 1).await,
+        _ => return leave(mines.left_polled(good + 1), good + 1).await,
     };
     assert_eq!(error.code(), StatusCode::Internal, "{place}: {error:?}");
     assert!(!format!("{error:?}").contains(PANIC_TEXT), "{place} told its text");

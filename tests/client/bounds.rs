@@ -9,9 +9,12 @@ use std::{
     time::Duration,
 };
 
-use rpc_codec::{CodecId, GoAwayReason, patch_id};
+use rpc_codec::{CodecId, GoAwayReason, encode_credit, patch_id};
 use rpc_core::CallId;
-use sluicegate::{CallError, Client, Executed, client::LostCause};
+use sluicegate::{
+    CallError, Client, Executed,
+    client::{Coded, LostCause},
+};
 use tokio::{
     io::AsyncWriteExt,
     sync::mpsc::UnboundedReceiver,
@@ -31,6 +34,7 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const RESPONSE: u8 = 3;
 const CONT: u8 = 4;
+const ITEM: u8 = 5;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 const GO_AWAY: u8 = 11;
@@ -50,14 +54,14 @@ async fn cause(call: Calling) -> LostCause {
     }
 }
 
-/// Sends `bytes` over and over until the client hangs up; how often that was.
+/// Sends `bytes` over and over until the client hangs up, or far too often; how often that was.
 fn flood(server: RawServer, bytes: Vec<u8>) -> (Arc<AtomicU64>, JoinHandle<()>) {
     let sent = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&sent);
     let (mut read, mut write) = tokio::io::split(server.peer.io);
     tokio::spawn(async move { tokio::io::copy(&mut read, &mut tokio::io::sink()).await });
     let task = tokio::spawn(async move {
-        while write.write_all(&bytes).await.is_ok() {
+        while counted.load(SeqCst) < 1_000_000 && write.write_all(&bytes).await.is_ok() {
             counted.fetch_add(1, SeqCst);
             yield_now().await;
         }
@@ -103,6 +107,53 @@ async fn a_flood_of_frames_that_end_no_call_ends_the_connection_and_says_why() {
         let snapshot = client.snapshot();
         assert_eq!((snapshot.protocol_errors, snapshot.lost_connections), (1, 1));
         assert_eq!(snapshot.late_answers > 9_000, what == RESPONSE);
+        until_client_idle(&client).await;
+        assert!(servers.try_recv().is_err());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_late_items_or_of_credit_for_nothing_ends_the_connection_and_says_why() {
+    for what in ["late items", "late credit", "credit for nothing"] {
+        let (client, mut servers, mut server, call, _) = one_call().await;
+        let (mut bytes, mut kept) = (Vec::new(), None);
+        let free = if what == "late items" {
+            let items = client.server_stream::<_, u8, Coded>(method::GATE, (2_u64,)).open().await.unwrap();
+            let (id, _) = server.request().await;
+            drop(items);
+            assert!(matches!(server.peer.next().await, Got::Cancel(cancelled) if cancelled == id));
+            bytes = frame(ITEM, 0, 0, &[], &[7]);
+            patch_id(&mut bytes, id);
+            // What its window had left, at 64 bytes each.
+            128 * 1024 / 64
+        } else {
+            let numbers = client.client_stream::<_, u64, u64, Coded, Coded>(method::GATE, (2_u64,));
+            let numbers = numbers.open().await.unwrap();
+            let (id, _) = server.request().await;
+            encode_credit(&mut bytes, id, 1);
+            if what == "late credit" {
+                drop(numbers);
+                assert!(matches!(server.peer.next().await, Got::Cancel(cancelled) if cancelled == id));
+            } else {
+                kept = Some(numbers);
+            }
+            0
+        };
+        let (sent, flooding) = flood(server, bytes);
+        let cause = cause(call).await;
+        assert!(matches!(cause, LostCause::Flooded { .. }), "{what}: {cause}");
+        flooding.await.unwrap();
+        let sent = sent.load(SeqCst);
+        // What is in the pipe when it ends comes on top.
+        assert!((10_000 + free..18_000 + free).contains(&sent), "{what}: {sent} frames, of which {free} are free");
+        let snapshot = client.snapshot();
+        assert_eq!((snapshot.protocol_errors, snapshot.lost_connections), (1, 1), "{what}");
+        assert_eq!(snapshot.late_items >= 10_000, what.starts_with("late"), "{what}: {snapshot:?}");
+        if let Some((mut numbers, reply)) = kept {
+            let error = within(reply).await.unwrap_err();
+            assert!(matches!(error, CallError::Lost { source: LostCause::Flooded { .. }, .. }), "{error:?}");
+            assert!(matches!(numbers.send(1).await, Err(CallError::Ended { .. })));
+        }
         until_client_idle(&client).await;
         assert!(servers.try_recv().is_err());
     }

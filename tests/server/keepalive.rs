@@ -2,11 +2,16 @@
 
 use std::time::Duration;
 
-use rpc_codec::{GoAwayReason, encode_pong};
+use rpc_codec::{CallKind, GoAwayReason, encode_pong};
 use sluicegate::{Executed, StatusCode, server::ServerBuilder};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{Got, Harness, RawClient, Req, method, no_call_runs, shims::Manner};
+use crate::support::{
+    Got, Harness, RawClient, Req,
+    feed::{FeedServer, named},
+    method, no_call_runs,
+    shims::Manner,
+};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -60,6 +65,30 @@ async fn a_peer_that_vanished_is_found_in_time_whatever_runs_and_its_permits_are
         }
         assert_eq!(cuts(&harness, "keepalive"), 1);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_of_a_peer_that_vanished_end_in_time_and_their_permits_are_back() {
+    let server = FeedServer::with(keepalive);
+    let mut peer = server.harness.peer().await;
+    let open = [
+        Req::new(1, named("stall"), (3_u64,)).takes(),
+        // A window of items, which the pipe takes.
+        Req::new(2, named("count_sent"), (100_000_u64,)).takes(),
+        Req::new(3, named("sum"), (0_u64,)).sends(),
+        Req::new(4, named("echo"), ()).of_kind(CallKind::BothWays),
+    ];
+    peer.send(&open.iter().flat_map(Req::bytes).collect::<Vec<_>>()).await;
+    server.until_running(4).await;
+    sleep(6_900 * MS).await;
+    assert_eq!((server.snapshot().connections, server.snapshot().calls.held), (1, 4));
+    sleep(200 * MS).await;
+    let snapshot = server.snapshot();
+    assert_eq!((snapshot.connections, snapshot.streams, snapshot.stream_bytes), (0, 0, 0), "{snapshot:#?}");
+    assert_eq!((server.feeder.running(), cuts(&server.harness, "keepalive")), (0, 1));
+    no_call_runs(&server.harness.handle);
+    server.assert_idle().await;
+    drop(peer);
 }
 
 #[tokio::test(start_paused = true)]

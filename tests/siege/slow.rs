@@ -18,7 +18,9 @@ use crate::{
     FOR_EVER, MS, SECOND, TURN,
     kit::{BARE, Besiegers, Polite, Server, connect_from, figure, size},
     support::{
-        Req, method,
+        Req,
+        feed::named,
+        method,
         raw::{frame, hello},
     },
 };
@@ -174,21 +176,27 @@ struct Slow {
 impl Slow {
     /// The `n`th kind.
     fn of(n: u64) -> Self {
-        let whole = match n % 6 {
+        let whole = match n % 7 {
             0 => return Self { at_once: Vec::new(), dribbled: Vec::new() },
             1 => return Self::split(hello(), 1),
             _ => Req::new(1, method::ECHO, ("z".repeat(1_000),)).bytes(),
         };
         let mut greeted = hello();
         let begins = greeted.len();
-        match n % 6 {
+        match n % 7 {
             // In the header, in the body, and without another byte.
             2 => Self::split([greeted, whole].concat(), begins + 1),
             3 => Self::split([greeted, whole].concat(), begins + 500),
             4 => Self { at_once: [&greeted, &whole[..600]].concat(), dribbled: Vec::new() },
-            // The second part of a body.
-            _ => {
+            // The second part of a body, and of an item.
+            5 => {
                 greeted.extend_from_slice(&first_part(100_000));
+                let begins = greeted.len();
+                Self::split([greeted, frame(4, 1, 1, &[], &[0; 8_192])].concat(), begins + 1)
+            }
+            _ => {
+                greeted.extend(Req::new(1, named("measure"), ()).sends().bytes());
+                greeted.extend(frame(5, 1, 1, &100_000_u32.to_be_bytes(), &[0; 8_192]));
                 let begins = greeted.len();
                 Self::split([greeted, frame(4, 1, 1, &[], &[0; 8_192])].concat(), begins + 1)
             }
