@@ -207,7 +207,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
 /// Lets the runtime look first whose sockets and timers are due. It does so when it has nothing else to run, or once in
 /// 61 polls (`event_interval`): where calls that take long follow each other, whoever asks meanwhile, if only to be
-/// refused, would wait for many of them.
+/// refused, would wait for many of them. Of calls that step back together the last one goes on first, as tokio has it;
+/// all of them have before any other one does.
 async fn behind_others(call: impl Future<Output = TaskEnd>) -> TaskEnd {
     tokio::task::yield_now().await;
     call.await
