@@ -222,6 +222,14 @@ impl ServerBuilder {
         self
     }
 
+    /// Open connections of one address; addresses of IPv6 that share their first 64 bits count as one. One more is told
+    /// so and closed, and its calls were never executed. Nobody is hindered whose address is not known: a socket of
+    /// Unix, a pipe in memory. Behind a proxy all have the address of that. Default: `None`, no limit.
+    pub fn max_connections_per_address(mut self, max: impl Into<Option<u64>>) -> Self {
+        self.config.max_connections_per_address = max.into();
+        self
+    }
+
     /// The longest frame taken from a client in bytes, at least 64 KiB. Longer bodies come in parts.
     /// Default: 256 KiB.
     pub fn max_frame(mut self, bytes: u32) -> Self {

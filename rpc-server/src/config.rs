@@ -53,6 +53,7 @@ pub(crate) struct Config {
     pub(crate) concurrency_retry_delay: Duration,
     /// Open sockets cost descriptors, which run out somewhere above.
     pub(crate) max_connections: u64,
+    pub(crate) max_connections_per_address: Option<u64>,
     /// Bounds what one peer may make us buffer.
     pub(crate) max_frame: u32,
     /// Each connection may have one frame that has begun. What they keep beyond 64 KiB is bounded for all
@@ -131,6 +132,7 @@ impl Default for Config {
             stream_idle_timeout: None,
             concurrency_retry_delay: Duration::from_millis(10),
             max_connections: 10_000,
+            max_connections_per_address: None,
             max_frame: 256 * 1024,
             frame_budget: 256 * 1024 * 1024,
             max_message: 4 * 1024 * 1024,
@@ -165,6 +167,7 @@ impl Config {
         for (setting, value) in [
             ("max_concurrent_calls_per_connection", self.max_concurrent_calls_per_connection),
             ("max_connections", self.max_connections),
+            ("max_connections_per_address", self.max_connections_per_address.unwrap_or(1)),
             ("max_message", u64::from(self.max_message)),
             ("min_body_rate", self.min_body_rate.map_or(1, u64::from)),
             ("write_high_water", self.write_high_water as u64),

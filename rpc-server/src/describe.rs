@@ -76,6 +76,7 @@ fn limits(config: &Config) -> BTreeMap<String, u64> {
         ("max_wait", config.wait_queue.map(|queue| ms(queue.max_wait))),
         ("max_blocking_calls", Some(config.max_blocking_calls)),
         ("max_connections", Some(config.max_connections)),
+        ("max_connections_per_address", config.max_connections_per_address),
         ("max_frame", Some(config.max_frame.into())),
         ("frame_budget", Some(config.frame_budget)),
         ("max_message", Some(config.max_message.into())),

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod addresses;
 mod allowance;
 mod batch;
 mod bind;

@@ -26,6 +26,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     accept::{Listener, accept_all},
+    addresses::{Addresses, Place},
     bind::bind,
     clock::Reading,
     config::Config,
@@ -373,6 +374,7 @@ pub(crate) struct ServerCore {
     next_connection: AtomicU64,
     /// Connections that are being told that there are too many.
     turned_away: Arc<ConcurrencyLimit>,
+    addresses: Option<Arc<Addresses>>,
     cut: Mutex<Vec<CutCall>>,
 }
 
@@ -420,6 +422,7 @@ impl ServerCore {
             connections: DashMap::new(),
             next_connection: AtomicU64::new(1),
             turned_away: concurrency("turned away", Some(MAX_TURNED_AWAY))?,
+            addresses: config.max_connections_per_address.map(Addresses::new),
             cut: Mutex::new(Vec::new()),
             config,
         })
@@ -532,10 +535,24 @@ impl ServerCore {
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
-        match self.gauges.connections.try_acquire() {
-            Ok(permit) => self.run(transport, peer, known, permit).await,
-            Err(_) => self.turn_away(transport, peer).await,
+        match self.admit(peer) {
+            Ok(places) => self.run(transport, peer, known, places).await,
+            Err(why) => self.turn_away(transport, peer, why).await,
         }
+    }
+
+    /// The places of a connection that is taken, or why it is not.
+    fn admit(&self, peer: Option<SocketAddr>) -> Result<(ConcurrencyPermit, Option<Place>), &'static str> {
+        let permit = self.gauges.connections.try_acquire();
+        let permit = permit.map_err(|_| "the server has as many connections as it takes")?;
+        let place = match (&self.addresses, peer) {
+            (Some(addresses), Some(peer)) => {
+                let place = addresses.enter(peer.ip());
+                Some(place.ok_or("the server has as many connections of this address as it takes")?)
+            }
+            _ => None,
+        };
+        Ok((permit, place))
     }
 
     async fn run<T>(
@@ -543,7 +560,7 @@ impl ServerCore {
         transport: T,
         peer: Option<SocketAddr>,
         extensions: Extensions,
-        permit: ConcurrencyPermit,
+        places: (ConcurrencyPermit, Option<Place>),
     ) where
         T: AsyncRead + AsyncWrite + Unpin,
     {
@@ -554,11 +571,11 @@ impl ServerCore {
         info.set_extensions(extensions);
         Connection::new(transport, Arc::clone(self), info, known).run().await;
         drop(registered);
-        drop(permit);
+        drop(places);
     }
 
     /// Tells a peer that there are too many connections; not even that, if there are far too many.
-    async fn turn_away<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>)
+    async fn turn_away<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>, why: &str)
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
@@ -568,7 +585,7 @@ impl ServerCore {
         // A shutdown waits for it as for any other, so it has to be told of it.
         let registered = Registered::new(self, id, &known);
         let mut connection = Connection::new(transport, Arc::clone(self), ConnectionInfo::new(id, peer), known);
-        connection.turn_away(GoAwayReason::TooManyConnections, "the server has as many connections as it takes");
+        connection.turn_away(GoAwayReason::TooManyConnections, why);
         connection.run().await;
         drop(registered);
     }

@@ -86,6 +86,7 @@ pub struct ServerSettings {
     max_concurrent_calls_per_connection: Option<u64>,
     max_blocking_calls: Option<u64>,
     max_connections: Option<u64>,
+    max_connections_per_address: Option<OrOff<u64>>,
     max_bytes_in_flight: Option<OrOff<Size>>,
     rate: Option<OrOff<RateEntry>>,
     rate_per_connection: Option<OrOff<RateEntry>>,
@@ -210,6 +211,7 @@ impl ServerSettings {
         set(&mut config.max_concurrent_calls_per_connection, self.max_concurrent_calls_per_connection);
         set(&mut config.max_blocking_calls, self.max_blocking_calls);
         set(&mut config.max_connections, self.max_connections);
+        set(&mut config.max_connections_per_address, or_off(self.max_connections_per_address, |max| max));
         set(&mut config.rate, or_off(self.rate, RateEntry::rate));
         set(&mut config.rate_per_connection, or_off(self.rate_per_connection, RateEntry::rate));
         set(&mut config.item_rate, or_off(self.item_rate, RateEntry::rate));
@@ -308,6 +310,7 @@ mod tests {
             max_concurrent_calls_per_connection = 2
             max_blocking_calls = 3
             max_connections = 4
+            max_connections_per_address = 45
             max_bytes_in_flight = "5MiB"
             rate = { per_second = 6 }
             rate_per_connection = { tokens = 7, interval = "1m", burst = 8 }
@@ -353,6 +356,7 @@ mod tests {
             .max_concurrent_calls_per_connection(2)
             .max_blocking_calls(3)
             .max_connections(4)
+            .max_connections_per_address(45)
             .max_bytes_in_flight((5 * MIB).into())
             .rate(Rate::per_second(6.0))
             .rate_per_connection(Rate::per(7, s(60)).burst(8))

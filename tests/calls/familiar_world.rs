@@ -1,15 +1,7 @@
 //! The example of tarpc: a greeting that names its caller's address, one connection for each address, ten in all, and a
 //! client that asks twice and takes the answer that is there first.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::{Arc, Weak},
-};
-
-use sluicegate::{Client, Context, Executed, Extensions, Server, StatusCode, server::Listener};
-use tokio::net::{TcpListener, TcpStream};
+use sluicegate::{Client, Context, Executed, Server, StatusCode};
 
 use crate::support::{assert_idle_soon, within};
 
@@ -31,36 +23,6 @@ impl World for Hello {
 
 fn server() -> Server {
     Server::builder().service(WorldServer::new(Hello)).max_connections(10).build().expect("the settings are good")
-}
-
-/// Takes one connection from each address at a time. That of a connection lies beside it for as long as it is there.
-struct OnePerAddress {
-    listener: TcpListener,
-    connected: HashMap<IpAddr, Weak<IpAddr>>,
-    last: Option<Arc<IpAddr>>,
-}
-
-impl Listener for OnePerAddress {
-    type Transport = TcpStream;
-
-    async fn accept(&mut self) -> io::Result<(TcpStream, Option<SocketAddr>)> {
-        loop {
-            let (socket, peer) = self.listener.accept().await?;
-            self.connected.retain(|_, connection| connection.strong_count() > 0);
-            if let Entry::Vacant(place) = self.connected.entry(peer.ip()) {
-                let address = Arc::new(peer.ip());
-                place.insert(Arc::downgrade(&address));
-                self.last = Some(address);
-                return Ok((socket, Some(peer)));
-            }
-        }
-    }
-
-    fn known(&mut self, _: &TcpStream) -> Extensions {
-        let mut known = Extensions::new();
-        known.insert(self.last.take());
-        known
-    }
 }
 
 #[tokio::test]
@@ -85,17 +47,16 @@ async fn a_greeting_names_its_caller_and_of_two_the_slower_is_given_up() {
 
 #[tokio::test]
 async fn one_address_has_one_connection_and_the_next_when_that_is_gone() {
-    let server = server();
-    let handle = server.handle();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let listener = OnePerAddress { listener, connected: HashMap::new(), last: None };
-    let serving = tokio::spawn(async move { server.serve_with(listener).await });
+    let server = Server::builder().service(WorldServer::new(Hello)).max_connections_per_address(1).build().unwrap();
+    let bound = server.bind("127.0.0.1:0").await.unwrap();
+    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let serving = tokio::spawn(bound.serve());
     let first: WorldClient = Client::new(address.clone()).service();
     within(first.hello("one".to_owned())).await.unwrap();
     let second: WorldClient = Client::new(address.clone()).service();
     let error = within(second.hello("two".to_owned())).await.unwrap_err();
-    assert_eq!(error.code(), StatusCode::Unavailable, "{error}");
+    assert_eq!((error.code(), error.executed()), (StatusCode::Unavailable, Executed::Never), "{error}");
+    assert!(error.to_string().contains("connections of this address"), "{error}");
     drop((first, second));
     assert_idle_soon(&handle).await;
     let third: WorldClient = Client::new(address).service();
