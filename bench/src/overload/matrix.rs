@@ -228,6 +228,9 @@ pub(super) fn judge(workload: &Workload, points: &[Point]) -> Vec<Figure> {
         let bursts = if burst > 1.0 { ", in bursts" } else { "" };
         let condition = format!("{}, {load}x{bursts}", workload.name);
         if let Some((target, want)) = wanted_goodput(workload, load) {
+            // A burst for which there are not enough places loses calls, however empty the server was.
+            let fits = burst <= (workload.limit + workload.queue) as f64;
+            let want = if fits { want } else { Want::Nothing };
             figures.push(median_figure(target, &condition, "of C", want, here(), |point| point.goodput));
         }
         if load > CALM {
