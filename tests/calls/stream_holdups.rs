@@ -18,7 +18,7 @@ use crate::support::{
     raw::{cancel, hello_with, response},
     scripted::scripted_with,
     shims::{Manner, times_in},
-    until_client_idle,
+    until_client_idle, within,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -306,31 +306,34 @@ async fn a_hundred_callers_without_credit_survive_when_half_are_answered_and_a_q
 #[tokio::test(start_paused = true)]
 async fn streams_of_long_items_that_begin_at_once_all_end_however_small_their_windows_and_none_waits_for_the_clock() {
     const LEN: usize = 100 * 1024;
-    let server = FeedServer::with(|builder| {
-        let builder = builder.body_budget(u64::MAX / 2).body_budget_per_connection(u64::MAX / 2);
-        builder.max_concurrent_calls_per_connection(64).write_high_water(64 * 1024)
-    })
-    .plain("megabytes go by");
-    // One item at a time goes back, and less than one is promised the other way.
-    let client = server.harness.client_through(4 * 1024).stream_window(1).build();
-    let feed: FeedClient = client.service();
-    let mut ending: FuturesUnordered<_> = (0..times_in(5_000, 100))
-        .map(|n| {
-            let items = vec![Bytes::from(vec![n as u8; LEN]); 2];
-            let echo = feed.echo().send_all(stream::iter(items.clone()));
-            async move { echo.try_collect::<Vec<_>>().await.unwrap() == items }
+    // Less than a long item is promised to a client, or more than all of them; back goes one at a time.
+    for window in [64 * 1024, MIB as u32] {
+        let server = FeedServer::with(|builder| {
+            let builder = builder.body_budget(u64::MAX / 2).body_budget_per_connection(u64::MAX / 2);
+            builder.stream_window(window).max_concurrent_calls_per_connection(64).write_high_water(64 * 1024)
         })
-        .collect();
-    let mut last = Instant::now();
-    while let Some(whole) = ending.next().await {
-        let gap = last.elapsed();
-        assert!(whole && gap <= 100 * MS, "nothing came for {gap:?}");
-        last = Instant::now();
+        .plain("megabytes go by");
+        let client = server.harness.client_through(4 * 1024).stream_window(1).build();
+        let feed: FeedClient = client.service();
+        let mut ending: FuturesUnordered<_> = (0..times_in(2_500, 60))
+            .map(|n| {
+                let lens = [LEN, LEN].into_iter().chain([10; 20]);
+                let items: Vec<_> = lens.map(|len| Bytes::from(vec![n as u8; len])).collect();
+                let echo = feed.echo().send_all(stream::iter(items.clone()));
+                async move { echo.try_collect::<Vec<_>>().await.unwrap() == items }
+            })
+            .collect();
+        let mut last = Instant::now();
+        while let Some(whole) = within(ending.next()).await {
+            let gap = last.elapsed();
+            assert!(whole && gap <= 100 * MS, "nothing came for {gap:?}");
+            last = Instant::now();
+        }
+        drop((ending, feed));
+        until_client_idle(&client).await;
+        assert_eq!(client.snapshot().connects, 1);
+        drop(client);
+        server.assert_idle().await;
+        assert_eq!(server.snapshot().protocol_errors, 0);
     }
-    drop((ending, feed));
-    until_client_idle(&client).await;
-    assert_eq!(client.snapshot().connects, 1);
-    drop(client);
-    server.assert_idle().await;
-    assert_eq!(server.snapshot().protocol_errors, 0);
 }

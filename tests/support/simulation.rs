@@ -16,9 +16,9 @@ use std::{
     time::Duration,
 };
 
-use futures::task::AtomicWaker;
+use futures::{stream, task::AtomicWaker};
 use sluicegate::{
-    CallError, Client, Executed, Server,
+    CallError, Client, Executed, ItemSender, Server, Status, Streaming,
     client::ClientBuilder,
     server::{ServerBuilder, ServerHandle},
 };
@@ -104,10 +104,24 @@ pub(crate) trait Work {
     /// The same in a task of its own.
     #[rpc(spawn)]
     async fn work_spawned(&self, number: u64, ms: u64) -> u64;
+
+    /// The same, with the answer in [`ITEMS`] that add up to it, and its time between them.
+    async fn work_in_items(&self, number: u64, ms: u64, out: ItemSender<u64>) -> Result<(), Status>;
+
+    /// The same, with the answer as the sum of what it is sent.
+    async fn work_on_items(&self, number: u64, ms: u64, items: Streaming<u64>) -> Result<u64, Status>;
 }
+
+/// So many items has a stream.
+const ITEMS: u64 = 5;
 
 fn answer(number: u64) -> u64 {
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// The items that add up to the answer.
+fn items(number: u64) -> impl Iterator<Item = u64> {
+    (0..ITEMS).map(move |n| if n == 0 { answer(number) } else { 0 })
 }
 
 /// What was asked, what was executed and what came of it. It stands outside of the hosts, so no crash
@@ -139,11 +153,7 @@ impl Ledger {
     pub(crate) async fn call(&self, client: &WorkClient, ms: u64, timeout: Option<Duration>) -> Result<u64, CallError> {
         let number = self.0.next.fetch_add(1, SeqCst);
         let mut noted = Noted { ledger: self, number, timeout, began: Instant::now(), result: None };
-        let call = if one_in(3) { client.work_spawned(number, ms) } else { client.work(number, ms) };
-        let result = match timeout {
-            Some(timeout) => call.timeout(timeout).await,
-            None => call.await,
-        };
+        let result = self::call(client, number, ms, timeout).await;
         noted.result = Some(result.clone());
         result
     }
@@ -161,6 +171,12 @@ impl Ledger {
     /// The most futures of the service that ever lived at once.
     pub(crate) fn high_water(&self) -> usize {
         self.0.high_water.load(SeqCst)
+    }
+
+    /// Notes that the service was called, and that it runs.
+    fn execute(&self, number: u64) -> Running<'_> {
+        *lock(&self.0.executed).entry(number).or_default() += 1;
+        Running::new(&self.0)
     }
 
     /// Every outcome, for comparing runs.
@@ -193,10 +209,36 @@ impl Ledger {
     }
 }
 
+/// Makes a call of one of the forms.
+async fn call(client: &WorkClient, number: u64, ms: u64, timeout: Option<Duration>) -> Result<u64, CallError> {
+    macro_rules! within {
+        ($call:expr) => {
+            match timeout {
+                Some(timeout) => $call.timeout(timeout),
+                None => $call,
+            }
+        };
+    }
+    match fastrand::u32(..6) {
+        0 | 1 => within!(client.work_spawned(number, ms)).await,
+        2 => {
+            let mut came = within!(client.work_in_items(number, ms));
+            for item in items(number) {
+                // Half an answer is none.
+                if came.message().await? != Some(item) {
+                    return Ok(0);
+                }
+            }
+            Ok(if came.message().await?.is_none() { answer(number) } else { 0 })
+        }
+        3 => within!(client.work_on_items(number, ms)).send_all(stream::iter(items(number))).await,
+        _ => within!(client.work(number, ms)).await,
+    }
+}
+
 impl Work for Ledger {
     async fn work(&self, number: u64, ms: u64) -> u64 {
-        *lock(&self.0.executed).entry(number).or_default() += 1;
-        let _running = Running::new(&self.0);
+        let _running = self.execute(number);
         if ms > 0 {
             sleep(Duration::from_millis(ms)).await;
         }
@@ -205,6 +247,24 @@ impl Work for Ledger {
 
     async fn work_spawned(&self, number: u64, ms: u64) -> u64 {
         self.work(number, ms).await
+    }
+
+    async fn work_in_items(&self, number: u64, ms: u64, mut out: ItemSender<u64>) -> Result<(), Status> {
+        let _running = self.execute(number);
+        for item in items(number) {
+            out.send(item).await?;
+            sleep(Duration::from_millis(ms / ITEMS)).await;
+        }
+        Ok(())
+    }
+
+    async fn work_on_items(&self, number: u64, ms: u64, mut items: Streaming<u64>) -> Result<u64, Status> {
+        let (_running, mut sum) = (self.execute(number), 0_u64);
+        while let Some(item) = items.message().await? {
+            sum = sum.wrapping_add(item);
+            sleep(Duration::from_millis(ms / ITEMS)).await;
+        }
+        Ok(sum)
     }
 }
 
@@ -315,6 +375,8 @@ impl Site {
             let calls = &figures.calls;
             assert_eq!((calls.held, calls.acquired), (0, calls.released), "{}: {figures:#?}", self.name);
             let left = (figures.calls_parked, figures.connections, figures.buffered_bytes);
+            assert_eq!(left, (0, 0, 0), "{}: {figures:#?}", self.name);
+            let left = (figures.streams, figures.stream_bytes, figures.body_bytes);
             assert_eq!(left, (0, 0, 0), "{}: {figures:#?}", self.name);
             assert_eq!((figures.panics, figures.protocol_errors), (0, 0), "{}: {figures:#?}", self.name);
         }
