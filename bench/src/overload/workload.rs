@@ -27,7 +27,7 @@ pub(super) const W1: Workload = Workload {
     work: Work { spin_us: 200, wait_us: 0 },
     deadline: Duration::from_millis(4),
     limit: 2,
-    queue: 5,
+    queue: 4,
 };
 
 /// 10 ms at a service that does 64 calls at a time.
