@@ -93,7 +93,11 @@ async fn arguments_longer_than_a_part_go_before_the_first_item() {
     let server = FeedServer::with(|builder| builder.service(TextsServer::new(Long))).large();
     let client = server.client();
     let long: TextsClient = client.service();
-    for codec in [CodecId::BINCODE, CodecId::JSON] {
+    for codec in [
+        CodecId::BINCODE,
+        #[cfg(feature = "json")]
+        CodecId::JSON,
+    ] {
         let client = server.client_builder().codec(codec).build();
         let feed: FeedClient = client.service();
         assert_eq!(feed.count(10).count().await, 10);

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use sluicegate::{CallError, Client, Executed, StatusCode};
+use sluicegate::{CallError, Client, Executed, StatusCode, client::ClientBuilder};
 use tokio::{net::TcpStream, sync::watch, time::sleep};
 
 use crate::support::{
@@ -22,7 +22,7 @@ use crate::support::{
 const MS: Duration = Duration::from_millis(1);
 
 /// A reset, and an end without a word.
-const FAULTS: [Fault; 2] = [Fault::Error(ErrorKind::ConnectionReset), Fault::End];
+pub(super) const FAULTS: [Fault; 2] = [Fault::Error(ErrorKind::ConnectionReset), Fault::End];
 
 /// A text of which there are more bytes than in a frame, so that it travels in parts.
 const LONG: usize = 300_000;
@@ -57,11 +57,33 @@ impl Errands for Runner {
 
 /// Where a transport fails.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+pub(super) enum Place {
     ServerReads,
     ServerWrites,
     ClientReads,
     ClientWrites,
+}
+
+/// A client of which the first connection fails as `directions`, in the order of [`Place`], say.
+pub(super) fn failing_client(
+    harness: &Harness,
+    directions: &[Direction; 4],
+    manner: Manner,
+    pipe: usize,
+) -> ClientBuilder {
+    let (network, is_first) = (harness.network.clone(), AtomicBool::new(true));
+    let [server_reads, server_writes, client_reads, client_writes] = directions.clone();
+    let (of_server, of_client) = ([server_reads, server_writes], [client_reads, client_writes]);
+    let client = Client::with_connector("the server", move || {
+        let connected = if is_first.swap(false, SeqCst) {
+            let failing = network.connect_as(pipe, |io| manner.wrap(FailingAt::new(io, of_server.clone())));
+            failing.map(|io| manner.wrap(FailingAt::new(io, of_client.clone())))
+        } else {
+            network.connect_as(pipe, |io| manner.wrap(io)).map(|io| manner.wrap(io))
+        };
+        async move { connected }
+    });
+    client.backoff(MS, MS)
 }
 
 /// A server that runs two errands at a time, and what goes wrong on its first connection in memory.
@@ -82,19 +104,7 @@ impl Stage {
     }
 
     fn client(&self, manner: Manner, pipe: usize) -> Client {
-        let (network, is_first) = (self.harness.network.clone(), AtomicBool::new(true));
-        let [server_reads, server_writes, client_reads, client_writes] = self.directions.clone();
-        let (of_server, of_client) = ([server_reads, server_writes], [client_reads, client_writes]);
-        let client = Client::with_connector("the server", move || {
-            let connected = if is_first.swap(false, SeqCst) {
-                let failing = network.connect_as(pipe, |io| manner.wrap(FailingAt::new(io, of_server.clone())));
-                failing.map(|io| manner.wrap(FailingAt::new(io, of_client.clone())))
-            } else {
-                network.connect_as(pipe, |io| manner.wrap(io)).map(|io| manner.wrap(io))
-            };
-            async move { connected }
-        });
-        client.backoff(MS, MS).build()
+        failing_client(&self.harness, &self.directions, manner, pipe).build()
     }
 
     /// Two calls wait; a third is refused; the second is given up, and a fourth is answered like the

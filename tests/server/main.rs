@@ -23,6 +23,7 @@ mod limits_live;
 mod metrics;
 mod noise;
 mod protocol;
+mod stream_faults;
 mod stream_states;
 mod timeouts;
 #[cfg(unix)]
