@@ -81,10 +81,10 @@ struct State {
 /// A token for which an item waits.
 #[derive(Debug)]
 struct Token {
-    wait: Arc<RateWait>,
-    /// When to look whether it has come.
+    /// Until it has come.
+    wait: Option<Arc<RateWait>>,
+    /// When to look whether it has.
     again: Instant,
-    has_come: bool,
 }
 
 /// What a connection finds when it looks.
@@ -338,22 +338,21 @@ impl Stream {
     }
 
     /// Wakes the service if its next item has its token. If it waits for one, when to look again.
+    ///
+    /// With the token it leaves the line, whatever the service does before it asks for the item: those behind are to
+    /// wait for connections that are busy, and not for services that are.
     pub(crate) fn look_for_token(&self, now: Reading) -> Option<Instant> {
-        let wait = {
-            let state = self.lock();
-            Arc::clone(&state.token.as_ref().filter(|token| !token.has_come)?.wait)
-        };
+        let wait = Arc::clone(self.lock().token.as_ref()?.wait.as_ref()?);
         // It serves others as well, and wakes their connections.
         let polled = wait.poll(now.ticks);
-        let service = {
+        let (_wait, service) = {
             let mut state = self.lock();
             let token = state.token.as_mut()?;
             if let Err(after) = polled {
                 token.again = now.instant + after;
                 return Some(token.again);
             }
-            token.has_come = true;
-            state.paced.take()
+            (token.wait.take(), state.paced.take())
         };
         wake(service);
         None
@@ -361,7 +360,7 @@ impl Stream {
 
     /// The same when the time has come to look.
     pub(crate) fn look_in_time(&self, now: Reading) -> Option<Instant> {
-        let again = self.lock().token.as_ref().filter(|token| !token.has_come)?.again;
+        let again = self.lock().token.as_ref().filter(|token| token.wait.is_some())?.again;
         if again <= now.instant { self.look_for_token(now) } else { Some(again) }
     }
 
@@ -492,8 +491,8 @@ impl Stream {
 
     /// Waits in the line of `rate` for a token, and wakes `waker` when it has come; or says why the stream was closed.
     pub(crate) fn wait_for_token(self: &Arc<Self>, rate: &mut RateShare, waker: &Waker) -> Poll<Status> {
-        let wait = Arc::new(rate.wait(Waker::from(Arc::clone(self))));
-        let mut token = Some(Token { wait, again: clock::now(), has_come: false });
+        let wait = Some(Arc::new(rate.wait(Waker::from(Arc::clone(self)))));
+        let mut token = Some(Token { wait, again: clock::now() });
         let mut waker = Some(waker.clone());
         {
             let mut state = self.lock();
@@ -510,17 +509,18 @@ impl Stream {
 
     /// Waits until the token has come; or says why the stream was closed.
     pub(crate) fn poll_token(&self, waker: &Waker) -> Poll<Result<(), Status>> {
-        let token = self.poll(
+        self.poll(
             waker,
             |state| &mut state.paced,
             |state| match (&state.closed, &state.token) {
                 (Some(why), _) => Poll::Ready(Err(why.clone())),
-                (None, Some(token)) if !token.has_come => Poll::Pending,
-                (None, _) => Poll::Ready(Ok(state.token.take())),
+                (None, Some(token)) if token.wait.is_some() => Poll::Pending,
+                (None, _) => {
+                    state.token = None;
+                    Poll::Ready(Ok(()))
+                }
             },
-        );
-        // It leaves its round, outside of the lock.
-        token.map_ok(drop)
+        )
     }
 
     /// Has the connection give credit to the client.

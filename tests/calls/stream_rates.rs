@@ -123,6 +123,35 @@ async fn streams_of_one_connection_and_of_several_get_equal_shares_of_a_rate_and
 }
 
 #[tokio::test(start_paused = true)]
+async fn services_that_wait_for_a_client_that_does_not_read_take_nothing_of_the_rate_from_others() {
+    for (rate, burst) in [(10_000_u32, 100), (1_000, 10)] {
+        for deaf in [1, 9, 49] {
+            let server = paced(|builder| builder.item_rate(Rate::per_second(rate.into()).burst(burst)));
+            let (bad, good) = (server.client(), server.client());
+            let talks: FeedClient = bad.service();
+            // Their services had waited for a token, and then send what nobody takes.
+            let talking: Vec<_> = (0..deaf)
+                .map(|_| {
+                    let talks = talks.clone();
+                    tokio::spawn(async move {
+                        let (mut said, _heard) = talks.count_while_sending().open().await.unwrap();
+                        while said.send(1).await.is_ok() {}
+                        std::future::pending::<()>().await
+                    })
+                })
+                .collect();
+            sleep(5 * SECOND).await;
+            let had = compete(&server, std::slice::from_ref(&good), 5).await;
+            let of = format!("{rate}/s beside {deaf}: {had:?}");
+            assert!(had[0] >= u64::from(rate) * 5 * 95 / 100, "{of}");
+            talking.iter().for_each(tokio::task::JoinHandle::abort);
+            drop((talking, talks, bad, good));
+            server.assert_idle().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn many_streams_share_the_rate_of_the_server_and_none_of_it_is_lost_with_those_that_end() {
     let server = paced(|builder| builder.item_rate(Rate::per_second(1_000.0).burst(50)));
     let mut sending: Vec<_> = (0..30).map(|_| tokio::spawn(send_all_the_time(server.client()))).collect();

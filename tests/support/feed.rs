@@ -74,6 +74,9 @@ pub(crate) trait Feed {
     /// How many of the client's numbers it has taken when the gate opens.
     async fn count_until_gate(&self, numbers: Streaming<u64>) -> Result<u64, Status>;
 
+    /// Takes numbers, and in the same loop sends a KiB every ten milliseconds.
+    async fn count_while_sending(&self, numbers: Streaming<u64>, out: ItemSender<Bytes>) -> Result<(), Status>;
+
     /// Takes a number every so many milliseconds.
     async fn sum_slowly(&self, ms: u64, numbers: Streaming<u64>) -> Result<u64, Status>;
 
@@ -310,6 +313,20 @@ impl Feed for Feeder {
         tokio::select! {
             () = self.pass_gate() => Ok(()),
             why = out.closed() => Err(why),
+        }
+    }
+
+    async fn count_while_sending(&self, mut numbers: Streaming<u64>, mut out: ItemSender<Bytes>) -> Result<(), Status> {
+        let _running = self.run();
+        let mut lines = tokio::time::interval(Duration::from_millis(10));
+        loop {
+            tokio::select! {
+                number = numbers.message() => match number? {
+                    Some(_) => {}
+                    None => return Ok(()),
+                },
+                _ = lines.tick() => out.send(Bytes::from(vec![0; 1_024])).await?,
+            }
         }
     }
 

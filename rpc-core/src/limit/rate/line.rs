@@ -23,8 +23,8 @@ use super::{
 ///
 /// Who was called has its token, but may be late in coming for it, and would have had further ones meanwhile. Until it
 /// comes, those who are ahead of it leave as many in the bucket as they have had more, up to its part of a burst, and
-/// have all that is above that: one that is slow keeps what it could not take, up to there, and nothing is lost because
-/// of one that does not come.
+/// half of a burst for all of them; they have what is above that. So one that is slow keeps what it could not take, up to
+/// there, and nothing is lost because of those who do not come, however many.
 #[derive(Debug)]
 pub(super) struct Line(Mutex<State>);
 
@@ -76,8 +76,7 @@ impl State {
         let part = part_of(burst, all);
         let ahead = self.called.iter().map(|(called, _)| turn.saturating_sub(called + 1));
         let left = ahead.take(MAX_LOOKED_AT).take_while(|ahead| *ahead > 0).map(|ahead| ahead.min(part)).sum::<u64>();
-        // No burst is less than one.
-        left.min(u64::from(burst - 1)) as u32
+        left.min(u64::from(burst / 2)) as u32
     }
 
     /// Takes the token of `turn`, where `all` want some.
@@ -474,6 +473,15 @@ mod tests {
             }
         }
 
+        /// Takes one, if its token has come, and waits for the next.
+        fn asks_for_one(&mut self, who: usize, now: Ticks) {
+            let (share, wait) = &mut self.shares[who];
+            if wait.as_ref().is_none_or(|waits| waits.poll(now).is_ok()) {
+                self.had[who] += u64::from(wait.take().is_some());
+                *wait = Some(share.wait(Waker::noop().clone()));
+            }
+        }
+
         /// Whether there was anything for any of them.
         fn poll_each(&mut self, order: impl Iterator<Item = usize>, now: Ticks) -> bool {
             let mut moved = false;
@@ -547,6 +555,34 @@ mod tests {
                     let share = all / (1 + prompt as u64);
                     assert!(world.had[1..].iter().all(|had| *had >= share * 9 / 10), "{of}");
                     assert!(!fair || least >= share * 9 / 10, "{of}");
+                }
+            }
+        }
+    }
+
+    /// Those whose connections have stopped, or hardly move.
+    #[test]
+    fn any_number_of_those_who_do_not_come_take_nothing_from_those_who_do() {
+        for (per_second, burst) in [(1_000.0, 10), (10_000.0, 100), (100_000.0, 1_000)] {
+            for deaf in [1, 9, 49, 500] {
+                // Never again, and once in a while, to be called anew.
+                for comes_again in [false, true] {
+                    let mut world = World::new(limit(per_second, burst), 2 + deaf);
+                    for ms in 0..2_000_u32 {
+                        let now = after(MS * ms);
+                        for who in 2..2 + deaf {
+                            if ms == 0 || comes_again && ms % 30 == who as u32 % 30 {
+                                world.asks_for_one(who, now);
+                            }
+                        }
+                        while world.poll_each(0..2, now) {}
+                    }
+                    let (all, rate) = (world.sums().0, (per_second * 2.0) as u64);
+                    let of = format!("{per_second}/s, {deaf} of them: {:?}", &world.had[..2]);
+                    assert!(!comes_again || all >= rate * 95 / 100, "{of}: {all} in all");
+                    let (one, other) = (world.had[0], world.had[1]);
+                    // Tokens of those who never come are lost, one each; nothing else is.
+                    assert!(comes_again || one + other + deaf as u64 >= rate * 95 / 100, "{of}");
                 }
             }
         }
