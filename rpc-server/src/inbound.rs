@@ -441,8 +441,8 @@ fn is_for_want_of_permits(refusal: &Refusal) -> bool {
     )
 }
 
-/// Whether a limit that is only tried out lets the call pass nevertheless.
-fn is_of_a_limit(refusal: &Refusal) -> bool {
+/// Whether a limit has refused it, which lets the call pass nevertheless if it is only tried out.
+pub(crate) fn is_of_a_limit(refusal: &Refusal) -> bool {
     is_for_want_of_permits(refusal)
         || matches!(
             refusal.reason(),

@@ -11,9 +11,10 @@ use crate::{
     connection::Connection,
     gauges::{CONNECTION, TENANT},
     in_flight::{Pending, Place},
+    inbound::is_of_a_limit,
     panics::contain,
     pipeline::{Answer, CallInfo, Outbound},
-    server::CutCall,
+    server::{CutCall, Phase},
     stream::Seat,
     unary::{Outcome, TaskEnd},
 };
@@ -73,7 +74,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     /// Turns a call away. Nothing is allocated, and no permit is held for it.
+    ///
+    /// What a limit refuses while the server drains is refused because of that: to come back later would be in vain.
     pub(crate) fn refuse(&mut self, id: CallId, method: Option<u32>, upto: usize, refusal: &Refusal) {
+        let leaves = self.server.phase() != Phase::Serving && is_of_a_limit(refusal);
+        let refusal = if leaves { &Refusal::new(RefusalReason::Draining) } else { refusal };
         let count = self.server.gauges.refused.count(refusal);
         if count.is_power_of_two() || count.is_multiple_of(LOGGED_REFUSALS) {
             self.log_refusal(refusal, count);

@@ -28,6 +28,7 @@ mod familiar_route_guide;
 mod familiar_world;
 mod late_frames;
 mod limit_changes;
+mod limit_drain;
 mod limit_equivalents;
 mod limit_groups;
 mod limit_late;
