@@ -96,9 +96,36 @@ impl Random {
     }
 }
 
+/// What callers do when their deadline has passed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Callers {
+    /// They wait on, for nothing.
+    Wait,
+    /// They give up: a call that waits for a worker is gone, and the answer of one that has one goes nowhere.
+    GiveUp,
+}
+
 /// Runs a load against a server of so many workers, behind limits that the calls of each kind have. A call
 /// that takes longer than `deadline` was for nothing.
 fn run(load: &Load, workers: usize, limits: &[Arc<AdaptiveLimit>], deadline: f64) -> Vec<Second> {
+    run_with(load, workers, limits, deadline, Callers::Wait)
+}
+
+/// As [`run`], with callers who do that.
+fn run_with(
+    load: &Load,
+    workers: usize,
+    limits: &[Arc<AdaptiveLimit>],
+    deadline: f64,
+    callers: Callers,
+) -> Vec<Second> {
+    let give_up = |queue: &mut VecDeque<Call>, now: f64| {
+        while queue.front().is_some_and(|call| callers == Callers::GiveUp && call.arrived + deadline <= now)
+            && let Some(call) = queue.pop_front()
+        {
+            limits[call.kind].given_up(Duration::from_secs_f64(deadline));
+        }
+    };
     let mut server = Server { workers, queue: VecDeque::new(), busy: BinaryHeap::new() };
     let mut seconds = vec![Second::default(); load.until.ceil() as usize];
     let mut random = Random(7);
@@ -111,12 +138,18 @@ fn run(load: &Load, workers: usize, limits: &[Arc<AdaptiveLimit>], deadline: f64
             let second = &mut seconds[(at as usize).min(load.until as usize - 1)];
             second.good += u32::from(latency <= deadline);
             second.latencies.push(latency);
-            limits[call.kind].succeeded(Duration::from_secs_f64(latency));
+            if callers == Callers::GiveUp && latency > deadline {
+                limits[call.kind].given_up(Duration::from_secs_f64(deadline));
+            } else {
+                limits[call.kind].succeeded(Duration::from_secs_f64(latency));
+            }
             drop(call.permit);
+            give_up(&mut server.queue, at);
             if let Some(call) = server.queue.pop_front() {
                 server.busy.push(Reverse(Ended { at: at + call.service, call }));
             }
         }
+        give_up(&mut server.queue, next);
         let kind = (random.uniform() * load.kinds as f64) as usize;
         let service = (load.service)(next, kind) * (0.5 + random.uniform());
         let second = &mut seconds[next as usize];
@@ -198,6 +231,28 @@ fn when_a_downstream_gets_slow_adaptive_limits_shrink_and_come_back_when_it_reco
     let fixed = run(&load, 10, &[limit(Fixed, 60)], 50.0 * MS);
     let gradient = run(&load, 10, &[self::limit(Gradient2::new(), 60)], 50.0 * MS);
     assert!(worst(&gradient[10..15]) < worst(&fixed[10..15]), "the queue is shorter with a limit that shrinks");
+}
+
+/// A limit that is worth more than callers wait makes nearly all of them wait in vain, and those few that are served in time
+/// have waited for just as long: only the others can tell.
+#[test]
+fn a_limit_that_is_worth_more_than_callers_wait_shrinks_though_nearly_all_of_them_give_up() {
+    // A worker whose calls take 0.2 ms, and ten whose calls take 10 ms: at 1.5, 2 and 10 times what they can do.
+    let one = |rate| Load { until: 5.0, rate, service: |_, _| 0.2 * MS, kinds: 1 };
+    let ten = |rate| Load { until: 5.0, rate, service: |_, _| 10.0 * MS, kinds: 1 };
+    let loads = [one(|_| 7_500.0), one(|_| 10_000.0), one(|_| 50_000.0)].map(|load| (load, 1, 5_000.0, 4.0 * MS));
+    let more = [ten(|_| 1_500.0), ten(|_| 2_000.0), ten(|_| 10_000.0)].map(|load| (load, 10, 1_000.0, 50.0 * MS));
+    for (load, workers, can_do, deadline) in loads.into_iter().chain(more) {
+        let share = |limit| {
+            let seconds = run_with(&load, workers, &[limit], deadline, Callers::GiveUp);
+            good(&seconds[1..]) / can_do
+        };
+        let too_long = Duration::from_secs_f64(deadline / 2.0);
+        let (fixed, aimd) = (share(limit(Fixed, 100)), share(limit(Aimd::new(too_long), 100)));
+        let gradient = share(limit(Gradient2::new(), 100));
+        assert!(fixed < 0.5, "{} of {can_do}: fixed and too high, {fixed}", (load.rate)(0.0));
+        assert!(aimd > 0.9 && gradient > 0.9, "{} of {can_do}: aimd {aimd}, gradient2 {gradient}", (load.rate)(0.0));
+    }
 }
 
 /// Latencies of two kinds in one stream say nothing about load: each kind wants a limit of its own.

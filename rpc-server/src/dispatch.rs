@@ -175,7 +175,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Ends a pending call wherever it is: its future is dropped, its context told. With a status
     /// the caller is answered, without one nothing is owed.
     pub(crate) fn end_pending(&mut self, key: usize, status: Option<&Status>) {
-        let Some(Pending { id, method, place, stream, .. }) = self.in_flight.remove(key) else { return };
+        let Some(Pending { id, method, began, place, stream, .. }) = self.in_flight.remove(key) else { return };
+        if matches!(place, Place::Slot(_) | Place::Task { .. }) {
+            self.learn_given_up(method, began);
+        }
         let status = status.map(|status| status.clone().with_executed(place.executed()));
         if let Some(seat) = stream {
             self.close_stream(&seat, status.as_ref());

@@ -1,5 +1,5 @@
-//! What calls that have succeeded tell: how long such calls usually take, and how many should be in
-//! flight.
+//! What calls tell that have succeeded or were given up: how long such calls usually take, and how many should be
+//! in flight.
 
 use std::{
     sync::{
@@ -81,6 +81,13 @@ impl Feedback {
         self.global.iter().chain(&of.adaptive).for_each(|limit| limit.succeeded(took));
     }
 
+    /// Such a call says nothing of how long they usually take: its caller may have been in a hurry.
+    fn given_up(&self, method: u32, began: Instant) {
+        let lasted = clock::now().saturating_duration_since(began);
+        let of = &self.methods[method as usize];
+        self.global.iter().chain(&of.adaptive).for_each(|limit| limit.given_up(lasted));
+    }
+
     /// Takes note of how long a call has waited for its permit.
     pub(crate) fn waited(&self, method: u32, waited: Duration) {
         #[cfg(feature = "metrics")]
@@ -137,17 +144,31 @@ impl Wait {
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
-    /// Learns from a call that was let through at `began`, and has succeeded now. One with items takes as
-    /// long as its peer likes, which tells nothing of the next; and one that is exempt counts in no limit.
+    /// Learns from a call that was let through at `began`, and has succeeded now.
     #[inline]
     pub(crate) fn learn(&self, method: u32, began: Instant, succeeded: bool) {
         if let Some(feedback) = &self.server.feedback
             && succeeded
-            && let info = &self.server.methods.get(method).info
-            && info.kind() == CallKind::Unary
+        {
+            self.learn_from(method, || feedback.succeeded(method, began));
+        }
+    }
+
+    /// Learns from a call that was let through at `began`, and for which nobody waits any more.
+    pub(crate) fn learn_given_up(&self, method: u32, began: Instant) {
+        if let Some(feedback) = &self.server.feedback {
+            self.learn_from(method, || feedback.given_up(method, began));
+        }
+    }
+
+    /// A call with items takes as long as its peer likes, which tells nothing of the next; and one that is exempt
+    /// counts in no limit.
+    fn learn_from(&self, method: u32, tell: impl FnOnce()) {
+        let info = &self.server.methods.get(method).info;
+        if info.kind() == CallKind::Unary
             && !info.is_exempt()
             // The algorithm of a limit may be a user's.
-            && contain("the algorithm of a limit", || feedback.succeeded(method, began)).is_err()
+            && contain("the algorithm of a limit", tell).is_err()
         {
             self.count_panic();
         }

@@ -11,8 +11,10 @@ use tokio::sync::watch;
 
 use crate::support::{Harness, Req, handlers::Deciding, method, probe::path};
 
+type Configure = fn(ServerBuilder) -> ServerBuilder;
+
 /// A server on which calls of `echo` stand in front of all limits until they are let go.
-fn held_back(limit: fn(ServerBuilder) -> ServerBuilder) -> (Harness, watch::Sender<bool>) {
+fn held_back(limit: Configure) -> (Harness, watch::Sender<bool>) {
     let (go, _) = watch::channel(false);
     let sender = go.clone();
     let harness = Harness::with(|builder| {
@@ -37,7 +39,7 @@ fn held_back(limit: fn(ServerBuilder) -> ServerBuilder) -> (Harness, watch::Send
 #[tokio::test(start_paused = true)]
 async fn whatever_limit_refuses_a_call_while_the_server_drains_it_says_to_go_elsewhere() {
     const ONE: Rate = Rate::per_second(1.0).burst(1);
-    let limits: [(&str, fn(ServerBuilder) -> ServerBuilder); 6] = [
+    let limits: [(&str, Configure); 6] = [
         ("RATE_LIMIT", |builder| builder.rate(ONE)),
         ("RATE_LIMIT", |builder| builder.rate_per_connection(ONE)),
         ("CONCURRENCY_LIMIT", |builder| builder.max_concurrent_calls(1)),

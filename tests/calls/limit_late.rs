@@ -12,10 +12,11 @@ use sluicegate::{
 use tokio::time::sleep;
 
 use crate::support::{
-    Harness, Probe, Req,
+    Got, Harness, Probe, Req,
     feed::{FeedClient, FeedServer},
     method,
     probe::path,
+    raw,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -159,7 +160,6 @@ async fn an_adaptive_limit_is_fed_by_calls_that_were_admitted_and_have_succeeded
         client.call::<_, ()>(method, ("it".to_owned(),)).await.unwrap_err();
     }
     client.call::<_, ()>(method::PANIC_LATER, ()).await.unwrap_err();
-    call(&client, MS).await.unwrap_err();
     assert_eq!(seen(), 0);
     // Of five at once, two are refused.
     let calls = join_all((0..5).map(|_| call(&client, 500 * MS))).await;
@@ -172,6 +172,49 @@ async fn an_adaptive_limit_is_fed_by_calls_that_were_admitted_and_have_succeeded
     assert!(samples.iter().all(|sample| sample.latency >= 50 * MS && sample.latency < 60 * MS), "{samples:?}");
     assert_eq!(samples[0].in_flight, 3);
     drop(client);
+    harness.assert_idle().await;
+}
+
+/// Deadline, cancel and loss; polled where they were read, in a task, and on the blocking pool.
+#[tokio::test(start_paused = true)]
+async fn an_adaptive_limit_hears_of_calls_that_ran_and_were_given_up_and_of_no_others_that_were() {
+    let noting = Noting::default();
+    let harness = Harness::with(|builder| {
+        let noting = noting.clone();
+        let queue = WaitQueue::of(9).max_wait(10_000 * MS);
+        builder.adaptive_limit(Adaptive::new(move || noting.clone()).start(1).floor(1)).wait_queue(queue)
+    });
+    let harness = harness.plain("how long a call takes");
+    for (id, method) in (1..).zip([method::SLEEP, method::SLEEP_SPAWNED]) {
+        for how in ["deadline", "cancel", "loss"] {
+            let mut peer = harness.peer().await;
+            let mut runs = Req::new(id, method, (5_000_u64,));
+            // Another one waits for its permit, and is given up with it.
+            let mut waits = Req::new(id + 1, method, (5_000_u64,));
+            if how == "deadline" {
+                (runs, waits) = (runs.timeout(30 * MS), waits.timeout(30 * MS));
+            }
+            peer.send(&[runs.bytes(), waits.bytes()].concat()).await;
+            harness.until("one waits", |harness| harness.snapshot().calls_waiting == 1).await;
+            match how {
+                "deadline" => {
+                    for _ in 0..2 {
+                        assert!(matches!(peer.next().await, Got::Response { code: StatusCode::DeadlineExceeded, .. }));
+                    }
+                }
+                "cancel" => {
+                    sleep(30 * MS).await;
+                    peer.send(&[raw::cancel(id + 1), raw::cancel(id)].concat()).await;
+                }
+                _ => sleep(30 * MS).await,
+            }
+            drop(peer);
+            harness.until_held(0).await;
+            let samples = std::mem::take(&mut *noting.0.lock().unwrap());
+            let [Sample { latency, in_flight: 1, given_up: true }] = samples[..] else { panic!("{how}: {samples:?}") };
+            assert!(latency >= 29 * MS && latency < 35 * MS, "{how}: {latency:?}");
+        }
+    }
     harness.assert_idle().await;
 }
 

@@ -11,14 +11,18 @@ use super::{
     sync::Mutex,
 };
 
-/// What one call tells about how many should be in flight: one that was admitted and succeeded. Refusals and
-/// errors are quick, and would make a server that fails look fast.
+/// What one call tells about how many should be in flight: one that was admitted, and has succeeded or was given up.
+/// Refusals and errors are quick, and would make a server that fails look fast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// From its admission to its answer.
+    /// From its admission to its answer, or until it was given up. That one would have taken longer, nobody knows how
+    /// long; and its caller may just have been in a hurry.
     pub latency: Duration,
-    /// Calls in flight when it was answered, itself included.
+    /// Calls in flight at its end, itself included.
     pub in_flight: u64,
+    /// Nobody waited for its answer any more: its deadline had passed, it was cancelled, or its client was gone. A server
+    /// that is so far behind that all of its calls are given up has no others to learn from.
+    pub given_up: bool,
 }
 
 /// Finds out how many calls should be in flight, from how long they take.
@@ -91,7 +95,7 @@ impl LimitAlgorithm for Aimd {
             self.ignored = limit;
             return limit * self.backoff;
         }
-        if is_used(limit, sample) { limit + 1.0 / limit } else { limit }
+        if is_used(limit, sample) && !sample.given_up { limit + 1.0 / limit } else { limit }
     }
 }
 
@@ -101,6 +105,10 @@ impl LimitAlgorithm for Aimd {
 /// average to the short one, with a tolerance of 1.5 and at least one half, plus a queue of 4; and moves
 /// there by a fifth. When the service became faster the long average is let go sooner. It needs to be told
 /// nothing, but takes whatever lasts for normal in the end.
+///
+/// Unlike that one it hears of calls that were given up: one that had lasted for longer than normal takes a tenth of the
+/// limit and a fifth of what is normal, but only once in as many calls as are in flight. Otherwise a limit that is worth more
+/// than callers wait would stay so, as those few calls that are in time have waited for just as long.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradient2 {
     long: f64,
@@ -109,11 +117,13 @@ pub struct Gradient2 {
     tolerance: f64,
     queue: f64,
     smoothing: f64,
+    /// So many samples were of calls let in before the last one that was given up.
+    ignored: f64,
 }
 
 impl Default for Gradient2 {
     fn default() -> Self {
-        Self { long: 0.0, samples: 0.0, tolerance: 1.5, queue: 4.0, smoothing: 0.2 }
+        Self { long: 0.0, samples: 0.0, tolerance: 1.5, queue: 4.0, smoothing: 0.2, ignored: 0.0 }
     }
 }
 
@@ -141,6 +151,16 @@ impl Gradient2 {
 impl LimitAlgorithm for Gradient2 {
     fn update(&mut self, limit: f64, sample: Sample) -> f64 {
         let short = sample.latency.as_secs_f64().max(1e-9);
+        let was_ignored = self.ignored > 0.0;
+        self.ignored = (self.ignored - 1.0).max(0.0);
+        if sample.given_up {
+            if was_ignored || short < self.long || !is_used(limit, sample) {
+                return limit;
+            }
+            self.ignored = limit;
+            self.long *= 0.8;
+            return limit * 0.9;
+        }
         self.samples = (self.samples + 1.0).min(LONG_SAMPLES);
         self.long += (short - self.long) / self.samples;
         if self.long > 2.0 * short {
@@ -209,6 +229,16 @@ impl AdaptiveLimit {
     ///
     /// If the algorithm does. The limit then stays as it was, and the next sample is taken into account again.
     pub fn succeeded(&self, latency: Duration) {
+        self.note(latency, false);
+    }
+
+    /// Takes a call into account that was admitted, and was given up after so long without an answer; otherwise as
+    /// [`Self::succeeded`].
+    pub fn given_up(&self, latency: Duration) {
+        self.note(latency, true);
+    }
+
+    fn note(&self, latency: Duration, given_up: bool) {
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             // An algorithm has panicked. The limit is as it was before; what the algorithm makes of the next sample
@@ -216,7 +246,7 @@ impl AdaptiveLimit {
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        let sample = Sample { latency, in_flight: self.limit.snapshot().held };
+        let sample = Sample { latency, in_flight: self.limit.snapshot().held, given_up };
         let before = state.exact;
         let found = state.algorithm.update(before, sample);
         // An algorithm of a user's may not be a number.
@@ -277,6 +307,32 @@ mod tests {
         let slow = after(&gradient, 20, 100 * MS);
         assert!(slow < normal / 2, "{slow} of {normal}");
         assert!(after(&gradient, 300, 10 * MS) >= normal);
+    }
+
+    #[test]
+    fn calls_that_are_given_up_lower_a_limit_once_in_a_round_unless_their_callers_were_in_a_hurry() {
+        for knows_too_long in [true, false] {
+            let adaptive = match knows_too_long {
+                true => adaptive(Aimd::new(10 * MS), 100, 1, 1_000),
+                false => adaptive(Gradient2::new(), 100, 1, 1_000),
+            };
+            after(&adaptive, 30, 10 * MS);
+            let max = adaptive.limit().max().unwrap();
+            let give_up = |calls: u32, latency, held: u64| {
+                let _permits: Vec<_> = (0..held).map(|_| adaptive.limit().try_acquire().unwrap()).collect();
+                (0..calls).for_each(|_| adaptive.given_up(latency));
+                adaptive.limit().max().unwrap()
+            };
+            assert_eq!(give_up(500, 9 * MS, max), max, "they were in a hurry, and say nothing");
+            if !knows_too_long {
+                assert_eq!(give_up(500, 11 * MS, max / 2 - 1), max, "there was room, and they took long nevertheless");
+            }
+            let lower = give_up(50, 11 * MS, max);
+            let tenth_less = max * 9 / 10;
+            assert!((tenth_less..=tenth_less + 1).contains(&lower), "all of them were let in before it shrank");
+            let low = give_up(2_000, 11 * MS, lower);
+            assert!(low < lower / 2 && after(&adaptive, 500, MS) > low, "it comes back with those that succeed");
+        }
     }
 
     #[test]
