@@ -209,6 +209,15 @@ impl ServerBuilder {
         self
     }
 
+    /// How long a call may take, from when it was read to its answer: waiting for its turn, for its body and for items
+    /// included. One with a later deadline, or with none, has this one, which its service and the calls it makes see as
+    /// their own; its caller is told DEADLINE_EXCEEDED, and that it was the server's. Default: `None`, as long as the
+    /// caller says.
+    pub fn max_call_time(mut self, time: impl Into<Option<Duration>>) -> Self {
+        self.config.max_call_time = time.into();
+        self
+    }
+
     /// About how long a call that is refused on concurrency is told to wait. A good value is the
     /// time that a call usually takes. Default: 10 ms.
     pub fn concurrency_retry_delay(mut self, delay: Duration) -> Self {

@@ -49,6 +49,7 @@ pub(crate) struct Config {
     pub(crate) item_rate_per_connection: Option<Rate>,
     /// None: a stream may wait for days for what it is to tell.
     pub(crate) stream_idle_timeout: Option<Duration>,
+    pub(crate) max_call_time: Option<Duration>,
     /// What a call refused on concurrency is told to wait, about.
     pub(crate) concurrency_retry_delay: Duration,
     /// Open sockets cost descriptors, which run out somewhere above.
@@ -130,6 +131,7 @@ impl Default for Config {
             item_rate: None,
             item_rate_per_connection: None,
             stream_idle_timeout: None,
+            max_call_time: None,
             concurrency_retry_delay: Duration::from_millis(10),
             max_connections: 10_000,
             max_connections_per_address: None,
@@ -186,6 +188,7 @@ impl Config {
             ("keepalive_timeout", Some(self.keepalive_timeout)),
             ("max_connection_age", self.max_connection_age),
             ("stream_idle_timeout", self.stream_idle_timeout),
+            ("max_call_time", self.max_call_time),
             ("max_wait", self.wait_queue.map(|queue| queue.max_wait)),
         ] {
             if value == Some(Duration::ZERO) {

@@ -12,7 +12,7 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use rpc_codec::{DecodeError, FrameDecoder, GoAwayReason, Hello, SendBounds, encode_go_away};
-use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Status};
+use rpc_core::{AgeEstimator, CallId, ConnectionInfo, Deadline, Status};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     task::{JoinSet, coop},
@@ -549,6 +549,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
     }
 
+    /// Whether the deadline of a pending call is the server's and not its caller's.
+    fn was_longest(&mut self, key: usize) -> bool {
+        let Some(longest) = self.server.config.max_call_time else { return false };
+        let pending = self.in_flight.get_mut(key);
+        pending.is_some_and(|pending| pending.deadline == Deadline::after(pending.received, longest))
+    }
+
     /// Answers the calls whose deadline has passed, or that have waited for too long, and drops their
     /// futures.
     fn expire(&mut self, now: Instant) {
@@ -557,7 +564,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 self.refuse_pending(key, &refusal);
                 continue;
             }
-            self.end_pending(key, Some(&Status::deadline_exceeded("the deadline passed while the call was running")));
+            let told = if self.was_longest(key) {
+                "the call took for as long as any may on this server"
+            } else {
+                "the deadline passed while the call was running"
+            };
+            self.end_pending(key, Some(&Status::deadline_exceeded(told)));
         }
     }
 }

@@ -69,6 +69,7 @@ fn limits(config: &Config) -> BTreeMap<String, u64> {
         ("item_rate", config.item_rate.and_then(per_second)),
         ("item_rate_per_connection", config.item_rate_per_connection.and_then(per_second)),
         ("stream_idle_timeout", config.stream_idle_timeout.map(ms)),
+        ("max_call_time", config.max_call_time.map(ms)),
         ("max_concurrent_calls", config.max_concurrent_calls),
         ("max_concurrent_calls_per_connection", Some(config.max_concurrent_calls_per_connection)),
         ("max_bytes_in_flight", config.max_bytes_in_flight),

@@ -5,6 +5,7 @@ use std::{
     mem,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
+    time::Duration,
 };
 
 use rpc_codec::{CodecId, Decoded, Frame, GoAwayReason, RequestFrame, encode_pong};
@@ -145,7 +146,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             received: now,
             let_in: now.instant,
             age,
-            deadline: Deadline::from_wire(request.head.timeout_us, age, now.instant),
+            deadline: self.deadline(request.head.timeout_us, age, now),
             codec: request.head.codec,
             priority: request.head.priority,
             attempt: request.head.attempt,
@@ -175,6 +176,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             permit.reserve(self.reserve_body(kept_len(request.body_len, metadata))?);
         }
         Ok(())
+    }
+
+    /// The deadline that the caller has set, or the server's if that is earlier.
+    fn deadline(&self, timeout_us: u64, age: Duration, now: Reading) -> Deadline {
+        let callers = Deadline::from_wire(timeout_us, age, now.instant);
+        let longest = self.server.config.max_call_time;
+        longest.map_or(callers, |longest| callers.min(Deadline::after(now.instant, longest)))
     }
 
     /// Answers a call whose client takes the method for one of another kind.

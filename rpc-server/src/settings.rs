@@ -120,6 +120,7 @@ pub struct ServerSettings {
     control_frame_rate: Option<OrOff<RateEntry>>,
     write_timeout: Option<Time>,
     stream_idle_timeout: Option<OrOff<Time>>,
+    max_call_time: Option<OrOff<Time>>,
     drain_grace: Option<Time>,
     shutdown_notice: Option<Time>,
     spawn_calls: Option<bool>,
@@ -182,6 +183,7 @@ impl ServerSettings {
         set(&mut config.max_connection_age_grace, or_off(self.max_connection_age_grace, Time::get));
         set(&mut config.write_timeout, self.write_timeout.map(Time::get));
         set(&mut config.stream_idle_timeout, or_off(self.stream_idle_timeout, Time::get));
+        set(&mut config.max_call_time, or_off(self.max_call_time, Time::get));
         set(&mut config.drain_grace, self.drain_grace.map(Time::get));
         set(&mut config.shutdown_notice, self.shutdown_notice.map(Time::get));
         set(&mut config.concurrency_retry_delay, self.concurrency_retry_delay.map(Time::get));
@@ -340,6 +342,7 @@ mod tests {
             control_frame_rate = { per_second = 27 }
             write_timeout = "28s"
             stream_idle_timeout = "37s"
+            max_call_time = "38s"
             drain_grace = "29s"
             shutdown_notice = "31s"
             codecs = []
@@ -386,6 +389,7 @@ mod tests {
             .control_frame_rate(Rate::per_second(27.0))
             .write_timeout(s(28))
             .stream_idle_timeout(s(37))
+            .max_call_time(s(38))
             .drain_grace(s(29))
             .shutdown_notice(s(31))
             .codecs([])
@@ -440,6 +444,7 @@ mod tests {
             .rate_per_connection(Rate::per_second(4.0))
             .item_rate(Rate::per_second(5.0))
             .item_rate_per_connection(Rate::per_second(6.0))
+            .max_call_time(Duration::from_secs(7))
             .wait_queue(WaitQueue::default())
             .adaptive_limit(Adaptive::gradient2())
             .adaptive_method_limit("S/m", Adaptive::gradient2())
@@ -452,6 +457,7 @@ mod tests {
             "rate_per_connection",
             "item_rate",
             "item_rate_per_connection",
+            "max_call_time",
             "wait_queue",
             "adaptive_limit",
             "tenants",

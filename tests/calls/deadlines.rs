@@ -11,6 +11,7 @@ use crate::support::{
     Req, assert_idle_soon,
     feed::{FeedClient, FeedServer, named},
     method,
+    probe::Seen,
     shims::{is_full, times_in},
     until_client_idle, within,
 };
@@ -47,8 +48,13 @@ enum Limit {
 }
 
 fn server() -> FeedServer {
+    server_with(None)
+}
+
+fn server_with(max_call_time: Option<Duration>) -> FeedServer {
     FeedServer::with(|builder| {
         let queue = WaitQueue::of(64).max_wait(Duration::MAX);
+        let builder = builder.max_call_time(max_call_time);
         builder.max_concurrent_calls(1).wait_queue(queue).keepalive_interval(None)
     })
 }
@@ -177,6 +183,46 @@ async fn the_longest_deadlines_are_none_whatever_a_call_waits_for() {
             server.assert_idle().await;
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_call_takes_longer_than_its_server_lets_any_take_and_is_told_so() {
+    let longest = 50 * MS;
+    for waits in ALL {
+        for (limit, is_servers) in
+            [(Limit::Timeout(Duration::MAX), true), (Limit::Timeout(HOUR), true), (Limit::Timeout(20 * MS), false)]
+        {
+            let what = format!("{waits:?} {limit:?}");
+            let server = server_with(Some(longest));
+            let client = patient(&server);
+            assert_eq!(client.call::<_, u64>(method::NONCE, (1_u64, 1_u32)).await.unwrap(), 1, "{what}");
+            let first = matches!(waits, Waits::Queue)
+                .then(|| tokio::spawn(client.call::<_, u64>(method::GATE, (7_u64,)).timeout(HOUR)));
+            if first.is_some() {
+                server.until("one runs", |server| server.snapshot().calls.held == 1).await;
+            }
+            let began = Instant::now();
+            let error = wait(&client, waits, limit).await;
+            let took = began.elapsed();
+            let expected = if is_servers { longest } else { 20 * MS };
+            assert!(took >= expected && took <= expected + 2 * MS, "{what}: {took:?}");
+            let told = error.to_string().contains("as long as any may on this server");
+            assert_eq!((error.code(), told), (StatusCode::DeadlineExceeded, is_servers), "{what}: {error}");
+            if let Some(first) = first {
+                assert_eq!(within(first).await.unwrap().unwrap_err().code(), StatusCode::DeadlineExceeded, "{what}");
+            }
+            until_client_idle(&client).await;
+            drop(client);
+            server.assert_idle().await;
+        }
+    }
+    // Its service sees it, and hands it on to the calls that it makes.
+    let server = server_with(Some(longest));
+    let client = patient(&server);
+    let seen: Seen = client.call(method::CONTEXT, ()).await.unwrap();
+    assert!(seen.0.is_some_and(|left| (40..=50).contains(&left)), "{seen:?}");
+    drop(client);
+    server.assert_idle().await;
 }
 
 #[tokio::test(start_paused = true)]
