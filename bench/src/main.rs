@@ -11,6 +11,7 @@ mod overload;
 mod peers;
 #[cfg(feature = "plot")]
 mod plot;
+mod program;
 mod raw;
 mod report;
 mod run;
@@ -21,7 +22,7 @@ mod wire;
 
 use std::process::ExitCode;
 
-use bench_kit::program::{self, GuardArgs, LoadArgs, OfferArgs, ServeArgs};
+use bench_kit::program::{self as kit, GuardArgs, LoadArgs, OfferArgs, ServeArgs};
 use bench_kit::workload::WORKLOADS;
 use clap::{Parser, Subcommand};
 
@@ -31,16 +32,16 @@ use crate::run::RunArgs;
 use crate::stacks::{OVERLOADED, STACKS};
 
 fn main() -> ExitCode {
-    program::exit_code(match Cli::parse().command {
+    kit::exit_code(match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         #[cfg(feature = "plot")]
         Command::Plot(args) => plot::plot(&args),
         Command::Overload(args) => overload::overload(&args),
         Command::DrawOverload(args) => overload::draw(&args),
-        Command::Serve(args) => program::serve(STACKS, &args),
-        Command::Load(args) => program::load(STACKS, &args),
-        Command::Guard(args) => program::guard(OVERLOADED, &args),
-        Command::Offer(args) => program::offer(OVERLOADED, args),
+        Command::Serve(args) => kit::serve(STACKS, &args),
+        Command::Load(args) => kit::load(STACKS, &args),
+        Command::Guard(args) => kit::guard(OVERLOADED, &args),
+        Command::Offer(args) => kit::offer(OVERLOADED, args),
         Command::Deaf(args) => raw::deaf::deaf(&args),
         Command::List => {
             list();

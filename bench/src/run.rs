@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 use bench_kit::harness::{self, Measured};
 use bench_kit::workload::{self, Workload};
@@ -13,6 +14,7 @@ use clap::{Args, ValueEnum};
 
 use crate::contender::{self, Contender};
 use crate::peers;
+use crate::program::Running;
 use crate::report::{self, Row};
 
 /// What to measure.
@@ -175,20 +177,17 @@ impl Plan {
             command.args(["--workload", workload.name]);
             command.args(["--workers", &workers.to_string()]);
         };
-        let server = Server::start(program.command(self.pin.server_cpu()), |command| {
-            command.args(["serve", "--until-stdin-ends"]);
-            add_common_args(command);
-        })?;
+        let mut server = program.command(self.pin.server_cpu());
+        server.args(["serve", "--until-stdin-ends"]);
+        add_common_args(&mut server);
+        let server = Running::start(server)?;
+        let (addr, pid) = (server.line(PATIENCE)?, server.process().id());
         let mut client = program.command(self.pin.client_cpu());
-        client.args(["load", "--addr", &server.addr]);
-        client.args(["--server-pid", &server.process.id().to_string()]);
+        client.args(["load", "--until-stdin-ends", "--addr", &addr, "--server-pid", &pid.to_string()]);
         client.args(["--seconds", &self.seconds.to_string()]);
         add_common_args(&mut client);
-        let finished = client.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-        if !finished.status.success() {
-            return Err(format!("the client ended with {}", finished.status).into());
-        }
-        let measured: Measured = serde_json::from_slice(&finished.stdout)?;
+        let longest = PATIENCE + harness::window_len(self.seconds)?;
+        let measured: Measured = serde_json::from_str(&Running::start(client)?.finish(longest)?)?;
         Ok(Row {
             stack: program.contender.name.to_owned(),
             workload: workload.name.to_owned(),
@@ -198,7 +197,7 @@ impl Plan {
             p99_us: measured.p99_us,
             server_cpu_us_per_call: measured.server_cpu_us_per_call,
             client_cpu_us_per_call: measured.client_cpu_us_per_call,
-            server_peak_rss_kib: procfs::peak_rss_kib(server.process.id())?,
+            server_peak_rss_kib: procfs::peak_rss_kib(pid)?,
             server_bytes_per_connection: measured.server_bytes_per_connection,
             max_us: measured.max_us,
             calls: measured.calls,
@@ -268,34 +267,8 @@ impl Pin {
     }
 }
 
-/// A server process that takes connections; dropping it ends the process.
-struct Server {
-    process: Child,
-    addr: String,
-}
-
-impl Server {
-    fn start(mut command: Command, add_args: impl FnOnce(&mut Command)) -> Result<Self, BoxError> {
-        add_args(&mut command);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut server = Self { process: command.spawn()?, addr: String::new() };
-        let stdout = server.process.stdout.take().expect("stdout is piped");
-        BufReader::new(stdout).read_line(&mut server.addr)?;
-        server.addr.truncate(server.addr.trim_end().len());
-        if server.addr.is_empty() {
-            return Err("the server ended before it was ready".into());
-        }
-        Ok(server)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself, and then there is nothing left to do.
-        let _ended = self.process.kill();
-        let _status = self.process.wait();
-    }
-}
+/// Longer than anything takes beside the window, with a margin: thousands of connections, and the slowest of peers.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What spoils every figure.
 pub(crate) fn warn_about_noise() {

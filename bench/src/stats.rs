@@ -8,6 +8,13 @@ pub(crate) struct Summary {
     pub(crate) max: f64,
 }
 
+impl Summary {
+    /// All of it as multiples of a value.
+    pub(crate) fn over(self, one: f64) -> Self {
+        Self { median: self.median / one, min: self.min / one, max: self.max / one }
+    }
+}
+
 /// `None` if there are no values.
 pub(crate) fn summary(values: &[f64]) -> Option<Summary> {
     let mut sorted = values.to_vec();

@@ -1,6 +1,7 @@
 //! The whole program, once over its own stacks and workloads, with windows too short to mean anything.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -135,6 +136,30 @@ fn server_ends_when_its_runner_is_gone() {
         .expect("bench starts");
     drop(server.stdin.take());
     assert!(server.wait().expect("the server was started").success());
+}
+
+#[test]
+fn client_ends_when_its_runner_is_gone() {
+    let mut server = Command::new(BENCH)
+        .args(["serve", "--stack", "raw", "--until-stdin-ends"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("bench starts");
+    let mut addr = String::new();
+    BufReader::new(server.stdout.take().expect("piped")).read_line(&mut addr).expect("it says where it listens");
+    let load = ["load", "--stack", "raw", "--workload", "a", "--seconds", "3600", "--until-stdin-ends", "--addr"];
+    let mut client = Command::new(BENCH)
+        .args(load)
+        .arg(addr.trim_end())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("bench starts");
+    drop(client.stdin.take());
+    assert!(client.wait().expect("the client was started").success());
+    drop(server.stdin.take());
+    server.wait().expect("the server was started");
 }
 
 /// The stacks of the program itself, and the workloads, as `bench list` has them.

@@ -51,6 +51,9 @@ pub struct LoadArgs {
     /// The server's process, to have its CPU time and memory read.
     #[arg(long)]
     server_pid: Option<u32>,
+    /// Exit when standard input ends, so that no client outlives its runner.
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
 }
 
 /// How to be a server under overload.
@@ -79,6 +82,9 @@ pub struct OfferArgs {
     /// What to do, as JSON.
     #[arg(long, value_parser = json::<overload::Plan>)]
     plan: overload::Plan,
+    /// Exit when standard input ends, so that no client outlives its runner.
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
 }
 
 /// Be the server of one of `stacks` with its limits, on this thread alone; prints its address, and for each
@@ -99,6 +105,9 @@ pub fn guard(stacks: &[overload::Stack], args: &GuardArgs) -> Result<(), BoxErro
 ///
 /// There is no such stack, or it cannot be reached.
 pub fn offer(stacks: &[overload::Stack], args: OfferArgs) -> Result<(), BoxError> {
+    if args.until_stdin_ends {
+        harness::exit_when_stdin_ends();
+    }
     let report = block_on(0, (find(stacks, &args.stack, |stack| stack.name)?.offer)(args.addr, args.plan))?;
     println!("{}", serde_json::to_string(&report)?);
     Ok(())
@@ -128,6 +137,9 @@ pub fn serve(stacks: &[Stack], args: &ServeArgs) -> Result<(), BoxError> {
 ///
 /// There is no such stack, or a call failed.
 pub fn load(stacks: &[Stack], args: &LoadArgs) -> Result<(), BoxError> {
+    if args.until_stdin_ends {
+        harness::exit_when_stdin_ends();
+    }
     rlimit::increase_nofile_limit(DESCRIPTORS)?;
     let job = LoadJob {
         addr: args.addr,

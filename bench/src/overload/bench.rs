@@ -11,7 +11,8 @@ use super::matrix::{self, Control};
 use super::site::{Program, Site};
 use super::target::{Figure, Want};
 use super::workload::Workload;
-use crate::{peers, stats};
+use crate::peers;
+use crate::stats::{self, Summary};
 
 /// A run is void if calls began later than this.
 const MOST_LATENESS_US: f64 = 200.0;
@@ -200,6 +201,15 @@ pub(super) fn seed(round: usize, attempt: u64) -> u64 {
     0x5eed + 0x100 * round as u64 + attempt
 }
 
+/// Of the rounds that count, of which one alone says nothing where others were void; or why there is none.
+pub(super) fn summary_of(valid: Vec<f64>, void: Option<&str>) -> Result<Summary, String> {
+    match (stats::summary(&valid), void) {
+        (Some(_), Some(reason)) if valid.len() == 1 => Err(format!("but for one round: {reason}")),
+        (Some(summary), _) => Ok(summary),
+        (None, reason) => Err(reason.unwrap_or("not measured").to_owned()),
+    }
+}
+
 /// Numbers that were measured together, over the rounds that count.
 #[derive(Debug)]
 pub(super) struct Medians<const N: usize> {
@@ -221,27 +231,33 @@ impl<const N: usize> Medians<N> {
         }
     }
 
-    /// The median of one of them; or why there is none.
-    pub(super) fn of(&self, nth: usize) -> Result<f64, String> {
-        let numbers: Vec<_> = self.rounds.iter().map(|numbers| numbers[nth]).collect();
-        let reason = || self.void.clone().unwrap_or_else(|| "not measured".to_owned());
-        stats::summary(&numbers).map(|summary| summary.median).ok_or_else(reason)
+    /// The median of one of them, and their range; or why there is none.
+    pub(super) fn of(&self, nth: usize) -> Result<Summary, String> {
+        summary_of(self.rounds.iter().map(|numbers| numbers[nth]).collect(), self.void.as_deref())
     }
 
     /// That median as a figure.
     pub(super) fn figure(&self, nth: usize, target: &str, condition: &str, unit: &str, want: Want) -> Figure {
-        Figure::of(target, condition, unit, want, self.of(nth))
+        Figure::of_rounds(target, condition, unit, want, self.of(nth))
     }
 }
 
 /// Why runs that were made at the same time say nothing.
 pub(super) fn void<'a>(reports: impl IntoIterator<Item = &'a Report> + Clone) -> Option<String> {
+    void_beside(reports, 0.0)
+}
+
+/// The same beside others who were on the generators' CPU for that part of the time.
+pub(super) fn void_beside<'a>(
+    reports: impl IntoIterator<Item = &'a Report> + Clone,
+    others_cpu: f64,
+) -> Option<String> {
     let lateness = reports.clone().into_iter().map(|report| report.lateness_p99_us).fold(0.0, f64::max);
     if lateness > MOST_LATENESS_US {
         return Some(format!("calls were sent up to {lateness:.0} us late (p99)"));
     }
     // They share a CPU.
-    let cpu: f64 = reports.into_iter().map(|report| report.cpu).sum();
+    let cpu = others_cpu + reports.into_iter().map(|report| report.cpu).sum::<f64>();
     (cpu > MOST_GENERATOR_CPU).then(|| format!("the generator was busy {:.0} % of the time", cpu * 100.0))
 }
 
@@ -280,6 +296,7 @@ mod tests {
         assert_eq!((void([&good]), held_back([&good])), (None, None));
         assert!(void([&report(201.0, 0.1, 0)]).is_some_and(|why| why.contains("late")));
         assert!(void([&report(1.0, 0.9, 0)]).is_some_and(|why| why.contains("busy")));
+        assert!(void_beside([&report(1.0, 0.5, 0)], 0.4).is_some());
         assert!(held_back([&report(1.0, 0.1, 2)]).is_some_and(|why| why.contains("0.2 %")));
         assert!(void([&report(1.0, 0.5, 0), &report(1.0, 0.5, 0)]).is_some(), "two generators share one CPU");
     }
@@ -297,9 +314,11 @@ mod tests {
         for (value, void) in [(1.0, None), (900.0, Some("late")), (3.0, None)] {
             medians.add(([value], void.map(str::to_owned)));
         }
-        assert_eq!(medians.of(0), Ok(2.0));
+        assert_eq!(medians.of(0), Ok(Summary { median: 2.0, min: 1.0, max: 3.0 }));
         let mut nothing = Medians::default();
         nothing.add(([1.0], Some("late".to_owned())));
         assert_eq!(nothing.of(0), Err("late".to_owned()));
+        nothing.add(([1.0], None));
+        assert_eq!(nothing.of(0), Err("but for one round: late".to_owned()));
     }
 }

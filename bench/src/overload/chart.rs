@@ -72,7 +72,8 @@ fn lines(points: &[Point], workload: &Workload, question: &Question) -> Vec<(Con
         let median = |load| {
             let here = points.iter().filter(of).filter(|point| point.load == load);
             let asked = here.filter(|point| (question.figure)(point).is_some());
-            matrix::median(asked, |point| (question.figure)(point).unwrap_or(0.0)).ok()
+            let median = matrix::median(asked, |point| (question.figure)(point).unwrap_or(0.0));
+            median.map(|summary| summary.median).ok()
         };
         (control, loads.into_iter().filter_map(|load| Some((load, median(load)?))).collect())
     };

@@ -67,7 +67,7 @@ pub(super) fn cost_of_a_refusal(bench: &Bench, results: &mut Results) -> Result<
         results.figure(ratio)?;
         results.figure(found.figure(1, "T8", &condition("a refusal"), "us of CPU", Want::Nothing))?;
         results.figure(found.figure(2, "T8", &condition("a served echo"), "us of CPU", Want::Nothing))?;
-        let left = found.of(0).map(|rho| formula(2.0, rho));
+        let left = found.of(0).map(|rho| formula(2.0, rho.median));
         let bound = Figure::of("T3", condition("by the formula, 2x"), "of C", Want::Nothing, left);
         results.figure(bound.note("from T8, beside the measured one"))?;
         // Calls that come one by one are answered one by one.

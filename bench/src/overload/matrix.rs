@@ -10,7 +10,7 @@ use super::bench::{self, Attempt, Bench, Turn};
 use super::results::Results;
 use super::target::{Figure, Want};
 use super::workload::{CONNECTIONS, W1, W2, Workload};
-use crate::stats;
+use crate::stats::Summary;
 
 /// How a server is protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,9 +235,9 @@ pub(super) fn judge(workload: &Workload, points: &[Point]) -> Vec<Figure> {
         }
         if load > CALM {
             let calm = median(fixed.iter().copied().filter(|point| point.load == CALM), |point| point.p99_us);
-            let against = calm.and_then(|calm| Ok(median(here(), |point| point.p99_us)? / calm));
+            let against = calm.and_then(|calm| Ok(median(here(), |point| point.p99_us)?.over(calm.median)));
             let want = Want::AtMost { gate: 2.0, aim: 1.5 };
-            figures.push(Figure::of("T6", &condition, "x p99 at 0.5x", want, against));
+            figures.push(Figure::of_rounds("T6", &condition, "x p99 at 0.5x", want, against));
             let want = Want::AtMost { gate: 0.005, aim: 0.0 };
             figures.push(median_figure("T7", &condition, "of the work", want, here(), |point| point.in_vain));
         }
@@ -272,15 +272,14 @@ fn loads_of(points: &[&Point]) -> Vec<(f64, f64)> {
     loads
 }
 
-/// The median of the rounds that count; or why there are none.
+/// The median of the rounds that count, and their range; or why there are none.
 pub(super) fn median<'a>(
     points: impl Iterator<Item = &'a Point>,
     figure: impl Fn(&Point) -> f64,
-) -> Result<f64, String> {
+) -> Result<Summary, String> {
     let (void, valid): (Vec<_>, Vec<_>) = points.partition(|point| point.void.is_some());
-    let values: Vec<_> = valid.into_iter().map(figure).collect();
-    let reason = || void.iter().find_map(|point| point.void.clone()).unwrap_or_else(|| "not measured".to_owned());
-    stats::summary(&values).map(|summary| summary.median).ok_or_else(reason)
+    let reason = void.iter().find_map(|point| point.void.as_deref());
+    bench::summary_of(valid.into_iter().map(figure).collect(), reason)
 }
 
 fn median_figure<'a>(
@@ -291,7 +290,7 @@ fn median_figure<'a>(
     points: impl Iterator<Item = &'a Point>,
     figure: impl Fn(&Point) -> f64,
 ) -> Figure {
-    Figure::of(target, condition, unit, want, median(points, figure))
+    Figure::of_rounds(target, condition, unit, want, median(points, figure))
 }
 
 /// How long each phase before the measured one takes.
@@ -317,6 +316,7 @@ mod tests {
     fn rounds_that_are_void_do_not_count() {
         let points = [
             point(CALM, 0.5, 1_000.0, None),
+            point(2.0, 0.99, 1_500.0, None),
             point(2.0, 0.99, 1_500.0, None),
             point(2.0, 0.2, 9_000.0, Some("the generator was late")),
             point(10.0, 0.9, 1_000.0, Some("the generator was late")),

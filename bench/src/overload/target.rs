@@ -4,6 +4,8 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde::{Deserialize, Serialize};
 
+use crate::stats::Summary;
+
 /// What was measured under one condition; a line of the JSON file.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Figure {
@@ -17,6 +19,9 @@ pub(super) struct Figure {
     pub(super) measured: Option<f64>,
     pub(super) gate_met: Option<bool>,
     pub(super) aim_met: Option<bool>,
+    /// Of rounds, of which `measured` is the median: the least and the greatest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) range: Option<[f64; 2]>,
     /// Why it is void, or where the figure is from.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) note: String,
@@ -53,8 +58,21 @@ impl Figure {
             measured: Some(measured),
             gate_met: gate.map(|gate| met(measured, gate)),
             aim_met: aim.map(|aim| met(measured, aim)),
+            range: None,
             note: String::new(),
         }
+    }
+
+    /// The median of rounds, or why there is none.
+    pub(super) fn of_rounds(
+        target: &str,
+        condition: impl Into<String>,
+        unit: &str,
+        want: Want,
+        measured: Result<Summary, String>,
+    ) -> Self {
+        let range = measured.as_ref().ok().map(|summary| [summary.min, summary.max]);
+        Self { range, ..Self::of(target, condition, unit, want, measured.map(|summary| summary.median)) }
     }
 
     /// What was measured, or why that is void.
@@ -110,7 +128,7 @@ impl Figure {
 pub(super) fn table(figures: &[Figure]) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header(["target", "condition", "gate", "aim", "measured", "", "reached", "note"]);
+    table.set_header(["target", "condition", "gate", "aim", "measured", "rounds", "", "reached", "note"]);
     for figure in figures {
         let number = |value: Option<f64>| {
             Cell::new(value.map_or_else(|| "-".to_owned(), short)).set_alignment(CellAlignment::Right)
@@ -121,6 +139,9 @@ pub(super) fn table(figures: &[Figure]) -> Table {
             number(figure.gate),
             number(figure.aim),
             number(figure.measured),
+            Cell::new(
+                figure.range.map_or_else(String::new, |[least, most]| format!("{} to {}", short(least), short(most))),
+            ),
             Cell::new(&figure.unit),
             Cell::new(figure.verdict()),
             Cell::new(&figure.note),

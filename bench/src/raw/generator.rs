@@ -53,13 +53,15 @@ fn connect(addr: SocketAddr) -> Result<Wire, BoxError> {
     }
 }
 
-/// Waits for an answer, or for room where calls wait for it; for so long at most.
-fn wait<'a>(wires: impl IntoIterator<Item = &'a Wire>, time: Duration) -> Result<(), BoxError> {
+/// Waits for an answer, or for room where calls wait for it; for so long at most. Says which have something to be read.
+fn wait<'a>(wires: impl IntoIterator<Item = &'a Wire>, time: Duration) -> Result<Vec<bool>, BoxError> {
     let interest = |wire: &Wire| if wire.unsent() > 0 { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     let mut sockets: Vec<_> = wires.into_iter().map(|wire| PollFd::new(wire.socket(), interest(wire))).collect();
     let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
     match poll(&mut sockets, Some(&time)) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
+        // An error is found by reading.
+        Ok(_) => Ok(sockets.iter().map(|socket| !(socket.revents() - PollFlags::OUT).is_empty()).collect()),
+        Err(Errno::INTR) => Ok(vec![false; sockets.len()]),
         Err(error) => Err(error.into()),
     }
 }
@@ -67,14 +69,7 @@ fn wait<'a>(wires: impl IntoIterator<Item = &'a Wire>, time: Duration) -> Result
 /// A connection of a source, and its calls in the order of their ids.
 struct Line {
     wire: Wire,
-    made: Vec<Made>,
-}
-
-/// A call that was made.
-#[derive(Clone, Copy)]
-struct Made {
-    due: Due,
-    began: Duration,
+    made: Vec<Due>,
 }
 
 fn open_loop(addr: SocketAddr, open: &Open) -> Result<Report, BoxError> {
@@ -84,7 +79,8 @@ fn open_loop(addr: SocketAddr, open: &Open) -> Result<Report, BoxError> {
         let lines = (0..source.connections).map(|_| Ok(Line { wire: connect(addr)?, made: Vec::new() }));
         let lines = lines.collect::<Result<Vec<_>, BoxError>>()?;
         let templates = source.loads.iter().map(|load| Template::new(load.work, source.priority));
-        sources.push(Turns { lines, next: 0, templates: templates.collect::<Result<_, _>>()? });
+        let templates = templates.collect::<Result<_, _>>()?;
+        sources.push(Turns { lines, next: 0, last_due: None, templates });
     }
     let mut books = Books::open(open, &schedule)?;
     let start = Instant::now() + BREATH;
@@ -106,7 +102,7 @@ fn open_loop(addr: SocketAddr, open: &Open) -> Result<Report, BoxError> {
             books.begin(due, now);
             let left = open.deadline.saturating_sub(now.saturating_sub(due.at));
             if let Some(ended) = sources[due.source as usize].call(due, left, (start, now)) {
-                books.end(due, now, now, ended);
+                books.end(due, now, ended);
             }
         }
         rest = &rest[due..];
@@ -114,19 +110,26 @@ fn open_loop(addr: SocketAddr, open: &Open) -> Result<Report, BoxError> {
             cpu = busy.take().map_or(cpu, |busy| busy.most(now));
         }
         for line in sources.iter_mut().flat_map(|source| &mut source.lines) {
-            line.exchange(start, &mut books)?;
+            line.wire.send()?;
         }
         let next = rest.first().map_or(now + IDLE, |due| due.at.max(now + GRAIN));
-        let wires = sources.iter().flat_map(|source| &source.lines).map(|line| &line.wire);
-        wait(wires, next.saturating_sub(start.elapsed()))?;
+        let lines = || sources.iter().flat_map(|source| &source.lines);
+        let readable = wait(lines().map(|line| &line.wire), next.saturating_sub(start.elapsed()))?;
+        for (line, is_readable) in sources.iter_mut().flat_map(|source| &mut source.lines).zip(readable) {
+            if is_readable {
+                line.receive(start, &mut books)?;
+            }
+        }
     }
     Ok(books.report(open, cpu))
 }
 
-/// The connections of a source, which take turns, and what it calls in each phase.
+/// The connections of a source, which take turns, and what it calls in each phase. Calls that are due together are made on the
+/// same one, as by one caller.
 struct Turns {
     lines: Vec<Line>,
     next: usize,
+    last_due: Option<Duration>,
     templates: Vec<Template>,
 }
 
@@ -136,32 +139,33 @@ impl Turns {
         if left.is_zero() {
             return Some(Outcome::HeldBack);
         }
-        self.next = (self.next + 1) % self.lines.len();
+        if self.last_due.replace(due.at) != Some(due.at) {
+            self.next = (self.next + 1) % self.lines.len();
+        }
         let line = &mut self.lines[self.next];
         if line.wire.unsent() > MAX_UNSENT {
             return Some(Outcome::Blocked);
         }
         line.wire.call(&self.templates[due.phase as usize], left, start + now);
-        line.made.push(Made { due, began: now });
+        line.made.push(due);
         None
     }
 }
 
 impl Line {
-    fn exchange(&mut self, start: Instant, books: &mut Books) -> Result<(), BoxError> {
-        self.wire.send()?;
+    fn receive(&mut self, start: Instant, books: &mut Books) -> Result<(), BoxError> {
         let Self { wire, made } = self;
         let now = start.elapsed();
         wire.receive(|answer| {
-            if let Some(&Made { due, began }) = nth(made, answer) {
-                books.end(due, began, now, outcome(answer));
+            if let Some(&due) = nth(made, answer) {
+                books.end(due, now, outcome(answer));
             }
         })
     }
 }
 
 /// The first call of a connection is none that counts.
-fn nth(made: &[Made], answer: Answer) -> Option<&Made> {
+fn nth(made: &[Due], answer: Answer) -> Option<&Due> {
     made.get(usize::try_from(answer.sequence).ok()?.checked_sub(2)?)
 }
 
@@ -195,12 +199,17 @@ fn closed_loop(addr: SocketAddr, closed: &Closed) -> Result<Report, BoxError> {
     let (from, until) = (closed.window / 4, closed.window / 4 + closed.window);
     let (mut took, mut served, mut failed) = (times()?, 0_u64, None);
     let busy = Busy::begin();
+    let mut readable = vec![true; wires.len()];
     loop {
         let now = start.elapsed();
         if now >= until && (served > 0 || now >= until + PATIENCE) {
             break;
         }
-        for (wire, began) in wires.iter_mut().zip(&mut began) {
+        for ((wire, began), is_readable) in wires.iter_mut().zip(&mut began).zip(readable) {
+            if !is_readable {
+                wire.send()?;
+                continue;
+            }
             let mut again = 0;
             wire.receive(|answer| {
                 again += 1;
@@ -223,7 +232,7 @@ fn closed_loop(addr: SocketAddr, closed: &Closed) -> Result<Report, BoxError> {
         if let Some(ended) = failed {
             return Err(format!("a call in a loop ended as {ended:?}").into());
         }
-        wait(&wires, IDLE)?;
+        readable = wait(&wires, IDLE)?;
     }
     if served == 0 {
         return Err("nothing was served".into());

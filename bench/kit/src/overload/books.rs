@@ -45,17 +45,15 @@ impl Books {
         self.lateness.saturating_record(now.saturating_sub(due.at).as_nanos() as u64);
     }
 
-    /// What became of a call that was made at `began`.
-    ///
-    /// How long it took to be served counts from when it was due, and how long to be refused, from when it was made.
-    pub fn end(&mut self, due: Due, began: Duration, now: Duration, outcome: Outcome) {
+    /// What became of a call. How long that took counts from when it was due, however late it was made.
+    pub fn end(&mut self, due: Due, now: Duration, outcome: Outcome) {
         let took = now.saturating_sub(due.at);
         if outcome == Outcome::Served && took <= self.deadline {
             self.slots[slot_of(due.at)].due_ok += 1;
             self.slots[slot_of(now)].served += 1;
         }
         let deadline = self.deadline;
-        self.of(due).end(outcome, took, now.saturating_sub(began), deadline);
+        self.of(due).end(outcome, took, deadline);
         self.to_come = self.to_come.saturating_sub(1);
     }
 
@@ -160,7 +158,7 @@ mod tests {
         let mut books = Books::open(&open, &schedule).expect("valid");
         for due in &schedule[1..] {
             books.begin(*due, due.at);
-            books.end(*due, due.at, due.at + MS, Outcome::Served);
+            books.end(*due, due.at + MS, Outcome::Served);
         }
         assert!(!books.are_complete());
         let report = books.report(&open, 0.0);
@@ -170,19 +168,19 @@ mod tests {
     }
 
     #[test]
-    fn who_is_served_counts_from_when_it_was_due_and_who_is_refused_from_when_it_called() {
+    fn who_is_served_and_who_is_refused_count_from_when_they_were_due() {
         let (open, schedule) = (open(), open().schedule());
         let mut books = Books::open(&open, &schedule).expect("valid");
         for (nth, due) in schedule.iter().enumerate() {
             let began = due.at + 2 * MS;
             books.begin(*due, began);
             let outcome = if nth % 2 == 0 { Outcome::Served } else { Outcome::Refused("LIMIT".into()) };
-            books.end(*due, began, began + MS, outcome);
+            books.end(*due, began + MS, outcome);
         }
         let report = books.report(&open, 0.0);
         let tally = &report.sources[0].phases[0];
         assert!((2_990.0..3_010.0).contains(&tally.p99_us), "{tally:?}");
-        assert!((995.0..1_005.0).contains(&tally.refusal_p99_us), "{tally:?}");
+        assert!((2_990.0..3_010.0).contains(&tally.refusal_p99_us), "{tally:?}");
         assert!((1_990.0..2_010.0).contains(&report.lateness_p99_us));
         let due: u64 = report.slots.iter().map(|slot| slot.due).sum();
         assert_eq!(due, tally.offered);

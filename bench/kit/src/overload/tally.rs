@@ -56,7 +56,7 @@ pub struct Tally {
     pub p50_us: f64,
     /// The same, all but a hundredth.
     pub p99_us: f64,
-    /// How long it took to be refused, all but a hundredth, since the call was made.
+    /// How long it took to be refused, all but a hundredth, since the call was due.
     pub refusal_p99_us: f64,
 }
 
@@ -123,8 +123,8 @@ impl Counting {
         self.tally.offered += 1;
     }
 
-    /// `took` counts from when the call was due, `since_made` from when it was made.
-    pub(super) fn end(&mut self, outcome: Outcome, took: Duration, since_made: Duration, deadline: Duration) {
+    /// `took` counts from when the call was due.
+    pub(super) fn end(&mut self, outcome: Outcome, took: Duration, deadline: Duration) {
         self.ended += 1;
         let Self { tally, admitted, refused, .. } = self;
         let (head, let_in) = match outcome {
@@ -136,7 +136,7 @@ impl Counting {
             Outcome::Blocked => (&mut tally.blocked, false),
             Outcome::Failed(reason) => return add(&mut tally.failed, &reason),
             Outcome::Refused(reason) => {
-                refused.saturating_record(since_made.as_nanos() as u64);
+                refused.saturating_record(took.as_nanos() as u64);
                 return add(&mut tally.refused, &reason);
             }
         };
@@ -246,10 +246,10 @@ mod tests {
         ];
         for outcome in outcomes {
             counting.offer();
-            counting.end(outcome, MS, MS, 2 * MS);
+            counting.end(outcome, MS, 2 * MS);
         }
         counting.offer();
-        counting.end(Outcome::Served, 3 * MS, MS, 2 * MS);
+        counting.end(Outcome::Served, 3 * MS, 2 * MS);
         let tally = counting.finish();
         assert_eq!((tally.offered, tally.ok, tally.late, tally.expired), (8, 1, 1, 1));
         assert_eq!((tally.not_begun, tally.held_back, tally.blocked), (1, 1, 1));
@@ -263,7 +263,7 @@ mod tests {
         for nth in 0..100 {
             counting.offer();
             let (outcome, took) = if nth < 97 { (Outcome::Served, 1) } else { (Outcome::Expired, 50) };
-            counting.end(outcome, took * MS, MS, 50 * MS);
+            counting.end(outcome, took * MS, 50 * MS);
         }
         let tally = counting.finish();
         assert!((995.0..1_005.0).contains(&tally.p50_us) && tally.p99_us > 49_000.0, "{tally:?}");

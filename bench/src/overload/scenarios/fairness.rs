@@ -22,17 +22,21 @@ const SHARE: u64 = 4;
 const MARGIN: Duration = Duration::from_millis(250);
 
 pub(in crate::overload) fn run(bench: &Bench, results: &mut Results) -> Result<(), BoxError> {
-    let found = bench.medians(&W2, |turn| attempt(bench, turn))?;
     let (index, lost) = (Want::AtLeast { gate: 0.98, aim: 0.995 }, Want::AtMost { gate: 0.01, aim: 0.001 });
-    results.figure(found.figure(0, "T12", "W2, Jain's index of ten", "", index))?;
-    results.figure(found.figure(1, "T12", "W2, lost by polite clients", "of their calls", lost))?;
-    let refused =
-        found.figure(2, "fairness", "W2, the greedy one refused by the server", "of its calls", Want::Nothing);
-    results.figure(refused)
+    // With a limit of a connection there is room for all; without one, it is the queue that makes it.
+    for (name, share) in [("a quarter for a connection", Some(SHARE)), ("all for a connection", None)] {
+        let found = bench.medians(&W2, |turn| attempt(bench, share, turn))?;
+        let condition = |what: &str| format!("W2, {name}: {what}");
+        results.figure(found.figure(0, "T12", &condition("Jain's index of ten"), "", index))?;
+        results.figure(found.figure(1, "T12", &condition("lost by polite clients"), "of their calls", lost))?;
+        let condition = condition("the greedy one refused by the server");
+        results.figure(found.figure(2, "fairness", &condition, "of its calls", Want::Nothing))?;
+    }
+    Ok(())
 }
 
-fn attempt(bench: &Bench, Turn { capacity, seed }: Turn) -> Result<Attempt<[f64; 3]>, BoxError> {
-    let settings = Settings { limit_per_connection: Some(W2.limit / SHARE), ..W2.fixed() };
+fn attempt(bench: &Bench, share: Option<u64>, Turn { capacity, seed }: Turn) -> Result<Attempt<[f64; 3]>, BoxError> {
+    let settings = Settings { limit_per_connection: share.map(|share| W2.limit / share), ..W2.fixed() };
     let mut site = bench.start(None, &settings)?;
     let source = |name: String, load: f64, phases: usize| {
         let loads = vec![W2.at(load * capacity); phases];
@@ -53,7 +57,7 @@ fn attempt(bench: &Bench, Turn { capacity, seed }: Turn) -> Result<Attempt<[f64;
     did.check(of_greedy.tallies().chain(of_polite.tallies()))?;
 
     // What each may have is what it wants, and for the greedy one, what the others leave, up to its limit.
-    let left = (1.0 - POLITE as f64 * POLITE_LOAD).min(1.0 / SHARE as f64);
+    let left = (1.0 - POLITE as f64 * POLITE_LOAD).min(share.map_or(1.0, |share| 1.0 / share as f64));
     let greedy = &of_greedy.sources[0].phases[1];
     let greedy_share = greedy.goodput(bench.window + 2 * MARGIN) / (left * capacity);
     let served: Vec<_> = of_polite.sources.iter().map(|source| &source.phases[1]).map(|of| of.share(of.ok)).collect();

@@ -34,6 +34,8 @@ fn of(bench: &Bench, name: &str, settings: &Settings, results: &mut Results) -> 
     let length = if bench.quick { bench.window } else { Duration::from_secs(60) };
     let deaf = site.deaf(DEAF, length)?;
     let report = site.begin(&W2.plan(&[(length, load)], bench::seed(0, 1)))?.finish()?;
+    // They are on the same CPU as the generator.
+    let deaf_cpu = deaf.cpu_seconds()? / length.as_secs_f64();
     let taken: f64 = deaf.stop()?.trim().parse()?;
     let peak = site.peak_rss_bytes()?;
     // What is left of theirs in the sockets is served meanwhile, so that the server's count is not that of these.
@@ -42,7 +44,7 @@ fn of(bench: &Bench, name: &str, settings: &Settings, results: &mut Results) -> 
     let condition = |what: &str| format!("W2, 10x for {} s, {DEAF} do not read, {name}: {what}", length.as_secs());
     let growth = |from: u64| peak.saturating_sub(from) as f64 / MIB;
     let want = Want::AtMost { gate: 64.0, aim: 16.0 };
-    let void = bench::void([&report]);
+    let void = bench::void_beside([&report], deaf_cpu);
     let offered = void.clone().map_or(Ok(growth(asleep)), Err);
     let memory = Figure::of("T15", condition("memory"), "MiB", want, offered);
     results.figure(memory.note(&format!("those that do not read sent {:.0} MiB", taken / MIB)))?;
@@ -54,7 +56,8 @@ fn of(bench: &Bench, name: &str, settings: &Settings, results: &mut Results) -> 
     {
         let goodput = report.sources[0].phases[0].goodput(over) / capacity;
         let condition = condition(&format!("goodput {what}"));
-        let found = bench::void([report]).map_or(Ok(goodput), Err);
+        let void = if what == "beside them" { void.clone() } else { bench::void([report]) };
+        let found = void.map_or(Ok(goodput), Err);
         results.figure(Figure::of("slow-readers", condition, "of C", Want::Nothing, found))?;
     }
     Ok(())
