@@ -126,14 +126,25 @@ fn write_detail(
 }
 
 /// Rounded up: who comes back after the delay finds what was promised.
-fn write_retry_info(out: &mut Vec<u8>, delay: Duration) -> Result<(), FieldTooLong> {
+fn micros_up(delay: Duration) -> [u8; DELAY_LEN] {
     let us = delay.as_nanos().div_ceil(1_000);
-    let us = u64::try_from(us).unwrap_or(u64::MAX);
+    u64::try_from(us).unwrap_or(u64::MAX).to_be_bytes()
+}
+
+fn write_retry_info(out: &mut Vec<u8>, delay: Duration) -> Result<(), FieldTooLong> {
     write_detail(out, RETRY_INFO, |out| {
-        out.extend_from_slice(&us.to_be_bytes());
+        out.extend_from_slice(&micros_up(delay));
         Ok(())
     })
 }
+
+/// Changes the delay of an encoded refusal that has one, which is its end.
+pub(crate) fn patch_last_delay(out: &mut [u8], delay: Duration) {
+    let at = out.len() - DELAY_LEN;
+    out[at..].copy_from_slice(&micros_up(delay));
+}
+
+const DELAY_LEN: usize = size_of::<u64>();
 
 fn write_short(out: &mut Vec<u8>, text: &str) -> Result<(), FieldTooLong> {
     out.push(FieldTooLong::check(text.len(), u8::MAX.into())?);

@@ -27,6 +27,7 @@ mod hello;
 mod parts;
 pub mod payload;
 mod queued;
+mod refusals;
 #[cfg(feature = "config")]
 pub mod settings;
 mod typed_details;
@@ -48,4 +49,5 @@ pub use payload::{
     items::{Coded, DecodeItem, EncodeItem, Plain},
 };
 pub use queued::QueuedFrame;
+pub use refusals::RefusalEncoder;
 pub use typed_details::{Detail, TypedDetails};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rpc_codec::{
-    Decoded, EMPTY_RESPONSE_LEN, Frame, FrameDecoder, HEADER_LEN, HeadError, ResponseFrame, encode_refusal,
-    encode_status,
+    Decoded, EMPTY_RESPONSE_LEN, Frame, FrameDecoder, HEADER_LEN, HeadError, RefusalEncoder, ResponseFrame,
+    encode_refusal, encode_status,
 };
 use rpc_core::{AnyDetail, CallId, ErrorInfo, Executed, Metadata, Refusal, RefusalReason, Status, StatusCode};
 
@@ -98,6 +98,22 @@ fn refusal() -> impl Strategy<Value = Refusal> {
     )
 }
 
+/// Few of each, so that some are like the one before.
+fn alike() -> impl Strategy<Value = Refusal> {
+    let reason = prop::sample::select(&[RefusalReason::RateLimit, RefusalReason::QueueFull][..]);
+    let limit = (prop::sample::select(&["global", "tenant"][..]), 63..=64_u64, 63..=64_u64);
+    let tenant = prop::sample::select(&["", "acme"][..]);
+    (reason, limit, tenant, prop::option::of(any::<Duration>())).prop_map(
+        |(reason, (limit, max, current), tenant, delay)| {
+            let refusal = Refusal::new(reason).with_limit(limit, max, current).with_tenant(tenant);
+            match delay {
+                Some(delay) => refusal.with_retry_delay(delay),
+                None => refusal,
+            }
+        },
+    )
+}
+
 #[track_caller]
 fn assert_refusal_is_its_status(refusal: &Refusal) {
     let mut wire = Vec::new();
@@ -107,6 +123,25 @@ fn assert_refusal_is_its_status(refusal: &Refusal) {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_refusal_is_encoded_as_if_none_had_been_before_it(
+        refusals in prop::collection::vec((alike(), 1..=3_usize, any::<u32>()), 1..=20),
+    ) {
+        let (mut encoder, mut wire, mut expected) = (RefusalEncoder::new(), b"before".to_vec(), b"before".to_vec());
+        for (refusal, times, id) in refusals {
+            for nth in 0..times as u64 {
+                let refusal = match refusal.retry_delay() {
+                    Some(delay) => refusal.with_retry_delay(delay / (nth as u32 + 1)),
+                    None => refusal,
+                };
+                let id = CallId::new(u64::from(id) + nth + 1, 0);
+                encoder.encode(&mut wire, id, &refusal);
+                encode_refusal(&mut expected, id, &refusal);
+                prop_assert_eq!(&wire, &expected);
+            }
+        }
+    }
 
     #[test]
     fn a_status_comes_back_whole(status in status()) {

@@ -75,6 +75,15 @@ impl Refusal {
         self.retry_delay
     }
 
+    /// Whether the two say the same, but for how long to wait, of which both say something or nothing.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let Self { reason, limit, max, current, retry_delay, tenant } = self;
+        (*reason, *max, *current) == (other.reason, other.max, other.current)
+            && retry_delay.is_some() == other.retry_delay.is_some()
+            && *limit == other.limit
+            && *tenant == other.tenant
+    }
+
     /// The figures that belong to the reason, as key and number.
     pub fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let (max, current) = self.reason.figure_names();

@@ -1,7 +1,7 @@
 //! Responses on their way out: past the handlers, into the buffer, with the permits that wait for
 //! them.
 
-use rpc_codec::{EncodeError, OpenMessage, Remainder, encode_refusal, encode_status};
+use rpc_codec::{EncodeError, OpenMessage, Remainder, encode_status};
 use rpc_core::{CallId, Executed, Metadata, Refusal, RefusalReason, Status, StatusCode, limit::HeldPermit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -14,6 +14,7 @@ use crate::{
     inbound::is_of_a_limit,
     panics::contain,
     pipeline::{Answer, CallInfo, Outbound},
+    scratch,
     server::{CutCall, Phase},
     stream::Seat,
     unary::{Outcome, TaskEnd},
@@ -91,7 +92,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 self.count_panic();
             }
         }
-        encode_refusal(&mut self.writer.out, id, refusal);
+        scratch::encode_refusal(&mut self.writer.out, id, refusal);
     }
 
     /// Passes an answer through the handlers before position `upto` and appends its frame. The

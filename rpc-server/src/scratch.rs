@@ -1,6 +1,9 @@
 //! Buffers that the connections of a thread share, so that an idle connection has none.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+
+use rpc_codec::RefusalEncoder;
+use rpc_core::{CallId, Refusal};
 
 use crate::read_size::ReadSize;
 
@@ -32,9 +35,15 @@ pub(crate) fn take_back(out: &mut Vec<u8>) {
     }
 }
 
+/// Appends a refusal, for little if it is like the last one of the thread.
+pub(crate) fn encode_refusal(out: &mut Vec<u8>, id: CallId, refusal: &Refusal) {
+    REFUSALS.with_borrow_mut(|refusals| refusals.encode(out, id, refusal));
+}
+
 thread_local! {
     static READ: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
     static WRITE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    static REFUSALS: RefCell<RefusalEncoder> = const { RefCell::new(RefusalEncoder::new()) };
 }
 
 const MAX_KEPT_LEN: usize = 256 * 1024;
