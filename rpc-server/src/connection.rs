@@ -304,7 +304,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if had_calls || self.last_id != last_id || self.has_calls() {
             self.life.be_busy(now);
         }
-        self.look_after(now, &read)?;
+        self.look_after(now, &read, cx)?;
         self.flush(cx, now)?;
         let paused = self.is_above_mark();
         if paused {
@@ -512,7 +512,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     fn input_ended(&mut self) -> Result<(), Broken> {
         self.read_closed = true;
-        self.life.end();
+        self.life.end(clock::now());
         let handshake = matches!(self.state, State::Handshake { .. });
         if self.client_leaves || (handshake && self.partial.is_empty()) {
             self.refuse_incomplete_bodies();
