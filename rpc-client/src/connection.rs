@@ -286,7 +286,7 @@ impl Connection {
     /// Returns whether the server had said that it would drain, and has done so: nobody has lost anything.
     pub(crate) fn end(&self, cause: &LostCause, writing: &[u8], sent: usize) -> bool {
         let mut wakers = Vec::new();
-        let drained = {
+        let (drained, _task) = {
             let mut state = self.lock();
             let cause = &state.said(cause);
             let lost = |executed| CallError::Lost { peer: Arc::clone(&self.peer), executed, source: cause.clone() };
@@ -310,10 +310,9 @@ impl Connection {
             state.out = Vec::new();
             state.uploads.clear();
             state.withdrawals = Vec::new();
-            state.task = None;
             self.unwritten.store(0, Ordering::Relaxed);
             self.partial.store(0, Ordering::Relaxed);
-            drained
+            (drained, state.task.take())
         };
         wakers.into_iter().for_each(Waker::wake);
         drained
@@ -509,3 +508,77 @@ pub(crate) fn wake(waker: Option<Waker>) {
 pub(crate) const MAX_QUEUED_LEN: usize = 1024 * 1024;
 /// Slots are named by 16 bits.
 const MAX_CALLS: usize = 1 << 16;
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::{
+        io,
+        pin::{Pin, pin},
+        task::Wake,
+    };
+
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+    use super::*;
+    use crate::{config::Config, driver::Driver};
+
+    /// A waker that notes, when its last owner drops it, whether the connection could be used.
+    struct Own(Arc<Connection>, Arc<AtomicUsize>);
+
+    impl Wake for Own {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            let free = self.0.state.try_lock().is_ok();
+            self.1.fetch_add(if free { 1 } else { 1_000 }, Ordering::Relaxed);
+        }
+    }
+
+    /// A transport that keeps nobody's waker. The server says HELLO, and after a while no more.
+    struct Silent(Vec<u8>, Arc<AtomicUsize>);
+
+    impl AsyncRead for Silent {
+        fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            buf.put_slice(&mem::take(&mut self.0));
+            let over = self.1.load(Ordering::Relaxed) > 0;
+            if over || !buf.filled().is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending }
+        }
+    }
+
+    impl AsyncWrite for Silent {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(buf.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn the_wakers_of_the_task_are_dropped_where_the_connection_may_be_used() {
+        let connection = Connection::new("the server".into(), 0, 1024);
+        let (dropped, over, mut hello) = (Arc::default(), Arc::default(), Vec::new());
+        Hello::default().encode(&mut hello);
+        let config = Config { keepalive_interval: None, ..Config::default() };
+        let driver = Driver::new(Silent(hello, Arc::clone(&over)), Arc::clone(&connection), Arc::default(), &config);
+        let mut run = pin!(driver.run());
+        let mut poll = || {
+            let waker = Waker::from(Arc::new(Own(Arc::clone(&connection), Arc::clone(&dropped))));
+            run.as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
+        };
+        for replaced in 0..5 {
+            assert!(!poll());
+            assert_eq!(dropped.load(Ordering::Relaxed), replaced);
+        }
+        over.store(1, Ordering::Relaxed);
+        assert!(poll());
+        assert_eq!(dropped.load(Ordering::Relaxed), 6, "with that of the last turn");
+    }
+}

@@ -24,7 +24,7 @@ use tokio::{
 use crate::{
     clock,
     config::Config,
-    connection::{Connection, MAX_QUEUED_LEN, State},
+    connection::{Connection, MAX_QUEUED_LEN, State, keep},
     error::{CallError, LostCause},
     gauges::Gauges,
     noise::Noise,
@@ -194,10 +194,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     fn take_queued(&mut self, cx: &Context<'_>) -> (bool, Option<Instant>) {
         let connection = Arc::clone(&self.connection);
         let mut state = connection.lock();
-        if !state.task.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
-            state.task = Some(cx.waker().clone());
-            self.timer_knows_us = false;
-        }
+        let replaced = keep(&mut state.task, cx.waker());
+        self.timer_knows_us &= replaced.is_none();
         state.task_is_awake = false;
         let was_full = state.out.len() >= MAX_QUEUED_LEN;
         self.take_given_up(&mut state);
@@ -221,6 +219,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         let expiry = state.slots.next_expiry();
         self.wakers.append(&mut state.slots.woken);
         drop(state);
+        drop(replaced);
         self.wakers.drain(..).for_each(Waker::wake);
         (more, expiry)
     }

@@ -167,12 +167,10 @@ const HESITATION: Duration = Duration::from_millis(1);
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(crate) fn new(io: T, server: Arc<ServerCore>, info: ConnectionInfo, peer: Arc<Peer>) -> Self {
         let now = clock::now();
-        let mut handshake = Share::of(&server.gauges.handshakes);
-        handshake.set(1);
         let state = State::Handshake {
             until: now + server.config.handshake_timeout.min(FOREVER),
             first_byte: Some(now + server.config.first_byte_timeout.min(FOREVER)),
-            _gauge: handshake,
+            _gauge: Share::one_of(&server.gauges.handshakes),
         };
         let hello = Hello::default();
         Self {
@@ -253,6 +251,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             Err(broken) => self.break_off(broken, cx),
         };
         self.inbound.set(self.partial.len());
+        self.peer.note_buffered(self.writer.noted(), self.partial.len());
         if self.writer.is_empty() {
             scratch::take_back(&mut self.writer.out);
         }
@@ -304,7 +303,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if had_calls || self.last_id != last_id || self.has_calls() {
             self.life.be_busy(now);
         }
-        self.look_after(now, &read)?;
+        self.look_after(now, &read, cx)?;
         self.flush(cx, now)?;
         let paused = self.is_above_mark();
         if paused {
@@ -512,7 +511,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     fn input_ended(&mut self) -> Result<(), Broken> {
         self.read_closed = true;
-        self.life.end();
+        self.life.end(clock::now());
         let handshake = matches!(self.state, State::Handshake { .. });
         if self.client_leaves || (handshake && self.partial.is_empty()) {
             self.refuse_incomplete_bodies();

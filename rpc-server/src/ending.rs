@@ -41,7 +41,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     /// Gives up a peer that is too slow, silent or idle, and one that was connected for long enough.
-    pub(crate) fn look_after(&mut self, now: Instant, read: &ReadEnd) -> Result<(), Broken> {
+    pub(crate) fn look_after(&mut self, now: Instant, read: &ReadEnd, cx: &mut TaskContext<'_>) -> Result<(), Broken> {
         if !matches!(self.state, State::Open) {
             return Ok(());
         }
@@ -60,6 +60,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         match self.life.due(&self.server.config, now) {
             Some(Due::Ping(opaque)) => encode_ping(&mut self.writer.out, opaque),
+            Some(Due::Feel) => self.feel(cx)?,
             Some(Due::Farewell) => self.part(Cut::Idle),
             Some(Due::Cut(Cut::Frame)) if self.awaits_room() => return Err(Broken::Cut(Cut::FrameRoom)),
             Some(Due::Cut(cut)) => return Err(Broken::Cut(cut)),
@@ -71,6 +72,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Whether a call is pending or its response not yet written.
     pub(crate) fn has_calls(&self) -> bool {
         !self.in_flight.is_empty() || self.writer.unwritten() > 0
+    }
+
+    /// Finds a transport that is gone. Where the end of a stream was read, sockets announce a reset to nobody and go on
+    /// reading as ended; but they fail to write, also nothing. Where something waits to be written, that fails by itself.
+    fn feel(&mut self, cx: &mut TaskContext<'_>) -> Result<(), Broken> {
+        if !self.writer.is_empty() {
+            return Ok(());
+        }
+        match poll_io(cx, |cx| Pin::new(&mut self.io).poll_write(cx, &[])) {
+            Poll::Ready(Err(error)) => Err(Broken::Lost(error)),
+            Poll::Ready(Ok(_)) | Poll::Pending => Ok(()),
+        }
     }
 
     /// Says goodbye to a peer that did nothing wrong.

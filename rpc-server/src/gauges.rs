@@ -35,6 +35,10 @@ pub struct Snapshot {
     pub calls_parked: u64,
     /// Of these, calls that wait for a permit.
     pub calls_waiting: u64,
+    /// Of those that are parked, calls whose service was called and has not ended. One that is at work for the first
+    /// time counts once it has to wait, or runs in a task or on a thread of its own; one that blocks and whose caller has
+    /// gone counts in `blocking` alone.
+    pub services_running: u64,
     /// Limits of calls in flight that were configured: of methods by `package.Service/Method`, of pools by
     /// their names, and of `bytes`.
     pub limits: BTreeMap<&'static str, ConcurrencySnapshot>,
@@ -92,7 +96,7 @@ impl Snapshot {
     /// Whether nobody is connected and nothing is left of anybody: no call is in flight or parked, no
     /// permit held, no byte buffered. The counters of what has happened do not matter.
     pub fn is_idle(&self) -> bool {
-        let calls = [self.calls.held, self.blocking.held, self.calls_parked, self.calls_waiting];
+        let calls = [self.calls.held, self.blocking.held, self.calls_parked, self.calls_waiting, self.services_running];
         let connections = [self.connections, self.handshakes];
         let bytes = [self.buffered_bytes, self.body_bytes, self.inbound_bytes, self.frame_bytes];
         let streams = [self.streams, self.stream_bytes];
@@ -114,6 +118,8 @@ pub(crate) struct Gauges {
     pub(crate) would_refuse: RefusedCounts,
     pub(crate) parked: Arc<AtomicU64>,
     pub(crate) waiting: Arc<AtomicU64>,
+    /// Of those that are parked, calls whose service was not called yet.
+    pub(crate) in_pipeline: Arc<AtomicU64>,
     pub(crate) handshakes: Arc<AtomicU64>,
     pub(crate) buffered_bytes: Arc<AtomicU64>,
     pub(crate) inbound_bytes: Arc<AtomicU64>,
@@ -144,6 +150,7 @@ impl Gauges {
             frames,
             parked: Arc::default(),
             waiting: Arc::default(),
+            in_pipeline: Arc::default(),
             handshakes: Arc::default(),
             buffered_bytes: Arc::default(),
             inbound_bytes: Arc::default(),
@@ -160,11 +167,14 @@ impl Gauges {
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
+        let calls_parked = self.parked.load(Ordering::Relaxed);
         Snapshot {
             calls: self.limits.global.snapshot(),
             blocking: self.limits.blocking.snapshot(),
-            calls_parked: self.parked.load(Ordering::Relaxed),
+            calls_parked,
             calls_waiting: self.waiting.load(Ordering::Relaxed),
+            // Most calls never wait in the pipeline, so those that do are counted.
+            services_running: calls_parked.saturating_sub(self.in_pipeline.load(Ordering::Relaxed)),
             limits: self.limits.named().map(|limit| (limit.name(), limit.snapshot())).collect(),
             classes_shed: self.limits.priority().map_or(0, |gate| gate.level()),
             tenants: self.limits.tenants().map(|tenants| tenants.snapshot()).unwrap_or_default(),
@@ -203,9 +213,20 @@ impl Share {
         Self { total: Arc::clone(total), own: 0 }
     }
 
+    /// One that counts until it is dropped.
+    pub(crate) fn one_of(total: &Arc<AtomicU64>) -> Self {
+        let mut one = Self::of(total);
+        one.set(1);
+        one
+    }
+
     /// Another share of the same gauge.
     pub(crate) fn another(&self) -> Self {
         Self::of(&self.total)
+    }
+
+    pub(crate) fn get(&self) -> usize {
+        self.own as usize
     }
 
     pub(crate) fn set(&mut self, own: usize) {

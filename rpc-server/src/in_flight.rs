@@ -90,6 +90,7 @@ pub(crate) struct Receiving {
     pub(crate) upload: Upload,
     /// The handler that is asked next, or their number if all have let it pass.
     pub(crate) at: usize,
+    pub(crate) _gauge: Share,
 }
 
 /// A call that waits in the pipeline for a handler's future to decide.
@@ -101,6 +102,7 @@ pub(crate) struct Waiting {
     pub(crate) waker: Arc<SlotWaker>,
     /// Without it, it waits until its deadline.
     pub(crate) patience: Option<Patience>,
+    pub(crate) _gauge: Share,
 }
 
 /// How long a call waits in the pipeline.

@@ -22,7 +22,7 @@ use crate::{
     connection::{Broken, Connection},
     cut::Cut,
     ending::CLOSED_BY_HANDLER,
-    gauges::CONNECTION,
+    gauges::{CONNECTION, Share},
     handlers::{expired, with_jitter},
     in_flight::{HandlerFuture, Patience, Pending, Place, Waiting},
     panics::contain,
@@ -354,7 +354,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
         let upload = body.keep(opening.body_len, opening.received.instant);
         let stream = self.seat(opening);
-        let waiting = Waiting { opening: opening.take(), upload, at, future, waker, patience };
+        let _gauge = Share::one_of(&self.server.gauges.in_pipeline);
+        let waiting = Waiting { opening: opening.take(), upload, at, future, waker, patience, _gauge };
         let place = Place::Waiting(Box::new(waiting));
         self.in_flight.insert(Pending { id, method, received, began: received, deadline, place, stream });
         // Nothing else polls it for the first time.
@@ -379,7 +380,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let Some(Pending { method, place: Place::Waiting(waiting), stream, .. }) = self.in_flight.remove(key) else {
             return Ok(());
         };
-        let Waiting { mut opening, upload, at, .. } = *waiting;
+        let Waiting { mut opening, upload, at, _gauge: waited, .. } = *waiting;
+        drop(waited);
         opening.stream = stream;
         let mut body = Body::Kept(upload);
         let asked = opening.let_in;

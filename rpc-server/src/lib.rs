@@ -90,7 +90,7 @@ pub use limits::{Adaptive, MethodLimits, TenantLimits, Tenants, TenantsSnapshot,
 pub use live::{ChangeError, LimitInfo, LiveLimits};
 pub use method::{MethodInfo, MethodOptions, Service, ServiceMethods};
 pub use outlet::Outlet;
-pub use peer::{Holder, HolderState};
+pub use peer::{ConnectionSnapshot, Holder, HolderState};
 pub use pipeline::{Answer, CallInfo, Decision, Handler, Interest, Outbound, Pipeline};
 #[cfg(feature = "config")]
 pub use rpc_codec::settings::SettingsError;

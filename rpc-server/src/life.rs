@@ -25,9 +25,9 @@ pub(crate) struct Life {
     /// The PING that was not answered yet.
     awaited: Option<[u8; 8]>,
     pings: u64,
-    /// The peer has ended its stream. It can answer no PING any more, but a transport that is gone
-    /// still fails when it is written to.
-    ended: bool,
+    /// When to feel for a transport whose peer has ended its stream. It can answer no PING any more, and no read tells
+    /// that it is gone; but it still fails when it is written to.
+    feels: Option<Instant>,
     /// When the connection is to be replaced.
     retires: Option<Instant>,
 }
@@ -37,6 +37,8 @@ pub(crate) struct Life {
 pub(crate) enum Due {
     /// To ask whether the peer is there.
     Ping([u8; 8]),
+    /// To see whether the transport fails, of which nothing is read any more.
+    Feel,
     /// To part in peace: there was no call for too long.
     Farewell,
     /// To give up the connection.
@@ -56,7 +58,7 @@ impl Life {
             asked: None,
             awaited: None,
             pings: 0,
-            ended: false,
+            feels: None,
             retires: age.and_then(|age| now.checked_add(age)),
         }
     }
@@ -69,8 +71,8 @@ impl Life {
     }
 
     /// Notes that nothing will come any more.
-    pub(crate) fn end(&mut self) {
-        self.ended = true;
+    pub(crate) fn end(&mut self, now: Instant) {
+        self.feels = Some(now + FEEL_EVERY);
         self.frame_began = None;
         self.asked = None;
     }
@@ -134,6 +136,10 @@ impl Life {
         if is_due(self.ping_due(config)) {
             return Some(Due::Ping(self.ping(now)));
         }
+        if is_due(self.feels) {
+            self.feels = Some(now + FEEL_EVERY);
+            return Some(Due::Feel);
+        }
         if is_due(self.idle_due(config)) {
             self.busy = now;
             return Some(Due::Farewell);
@@ -144,13 +150,13 @@ impl Life {
     /// When something is due, unless more is heard before.
     pub(crate) fn next_due(&self, config: &Config) -> Option<Instant> {
         let asking = self.answer_due(config).or_else(|| self.ping_due(config));
-        [self.frame_due(config), asking, self.idle_due(config), self.retires].into_iter().flatten().min()
+        [self.frame_due(config), asking, self.feels, self.idle_due(config), self.retires].into_iter().flatten().min()
     }
 
     fn ping(&mut self, now: Instant) -> [u8; 8] {
         self.pings += 1;
         let opaque = self.pings.to_be_bytes();
-        if self.ended {
+        if self.feels.is_some() {
             self.heard = now;
         } else {
             self.asked = Some(now);
@@ -183,6 +189,8 @@ fn spread(age: Duration, jitter: f64) -> Option<Duration> {
 }
 
 const AGE_JITTER: f64 = 0.1;
+/// How often: the services of a client that said goodbye and was then reset stop within this time.
+const FEEL_EVERY: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {
@@ -266,9 +274,12 @@ mod tests {
     fn a_peer_that_ended_its_stream_is_written_to_and_expected_to_say_nothing() {
         let (config, start) = (config(), Instant::now());
         let mut life = Life::new(&config, start, 0.5);
-        life.end();
+        life.end(start);
         for n in 1..=100 {
-            assert!(matches!(life.due(&config, start + n * 5 * SECOND), Some(Due::Ping(_))), "{n}");
+            let now = start + n * 5 * SECOND;
+            assert!(matches!(life.due(&config, now), Some(Due::Ping(_))), "{n}");
+            assert_eq!((life.due(&config, now), life.due(&config, now)), (Some(Due::Feel), None), "{n}");
+            assert_eq!(life.next_due(&config), Some(now + SECOND / 20), "{n}");
         }
     }
 

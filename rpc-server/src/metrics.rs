@@ -18,14 +18,20 @@ use crate::{Snapshot, live::LimitInfo, server::ServerHandle};
 /// | `sluicegate_refusals_total` | counter | `reason` | the same calls by the reason: QUEUE_FULL and QUEUE_TIMEOUT are those of queues |
 /// | `sluicegate_would_refuse_total` | counter | `by` | the same in a dry run, where they passed |
 /// | `sluicegate_calls_parked` | gauge | | calls that wait in the pipeline or for their service |
+/// | `sluicegate_services_running` | gauge | | of these, calls whose service was called |
+/// | `sluicegate_handshakes` | gauge | | connections whose client has not said HELLO |
+/// | `sluicegate_streams` | gauge | | calls with items |
+/// | `sluicegate_stream_bytes` | gauge | | bytes of items that wait |
 /// | `sluicegate_classes_shed` | gauge | | how many classes of calls are turned away |
 /// | `sluicegate_tenants` | gauge | | tenants that have limits of their own |
 /// | `sluicegate_tenants_forgotten_total` | counter | | tenants forgotten for others |
 /// | `sluicegate_buffered_bytes` | gauge | | bytes of responses not taken yet |
+/// | `sluicegate_inbound_bytes` | gauge | | bytes received whose frames are not whole, or wait their turn |
 /// | `sluicegate_items_paced_total` | counter | | items of clients that had to wait for a rate |
 /// | `sluicegate_connections_cut_total` | counter | `reason` | connections given up |
 /// | `sluicegate_panics_total` | counter | | panics that cost a call |
 /// | `sluicegate_protocol_errors_total` | counter | | connections closed because of the peer |
+/// | `sluicegate_accept_errors_total` | counter | | attempts to accept that failed |
 /// | `sluicegate_service_seconds` | histogram | `method` | how long calls took that have succeeded |
 /// | `sluicegate_wait_seconds` | histogram | `method` | how long calls waited that got their permit |
 ///
@@ -80,13 +86,19 @@ fn record_snapshot(snapshot: &Snapshot) {
         counter!("sluicegate_connections_cut_total", "reason" => *reason).absolute(*count);
     }
     gauge!("sluicegate_calls_parked").set(snapshot.calls_parked as f64);
+    gauge!("sluicegate_services_running").set(snapshot.services_running as f64);
+    gauge!("sluicegate_handshakes").set(snapshot.handshakes as f64);
+    gauge!("sluicegate_streams").set(snapshot.streams as f64);
+    gauge!("sluicegate_stream_bytes").set(snapshot.stream_bytes as f64);
     gauge!("sluicegate_classes_shed").set(snapshot.classes_shed as f64);
     gauge!("sluicegate_tenants").set(snapshot.tenants.known as f64);
     counter!("sluicegate_tenants_forgotten_total").absolute(snapshot.tenants.forgotten);
     gauge!("sluicegate_buffered_bytes").set(snapshot.buffered_bytes as f64);
+    gauge!("sluicegate_inbound_bytes").set(snapshot.inbound_bytes as f64);
     counter!("sluicegate_items_paced_total").absolute(snapshot.items_paced);
     counter!("sluicegate_panics_total").absolute(snapshot.panics);
     counter!("sluicegate_protocol_errors_total").absolute(snapshot.protocol_errors);
+    counter!("sluicegate_accept_errors_total").absolute(snapshot.accept_errors);
 }
 
 /// The histograms of one method; found once, since to find them costs more than to record.

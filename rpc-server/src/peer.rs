@@ -4,13 +4,13 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Instant,
 };
 
 use rpc_core::{
-    CallId, ConnectionInfo,
+    CallId, ConnectionId, ConnectionInfo,
     limit::{ConcurrencyLimit, RateLimit},
 };
 use tokio::{
@@ -29,6 +29,9 @@ pub(crate) struct Peer {
     /// Whether anybody asks; so that a turn in which nobody does takes no lock.
     asked: AtomicBool,
     askers: Mutex<Vec<oneshot::Sender<Vec<Holder>>>>,
+    /// What the last turn left in buffers.
+    outbound: AtomicUsize,
+    inbound: AtomicUsize,
 }
 
 impl Peer {
@@ -52,6 +55,22 @@ impl Peer {
         lock(&self.rates).iter().find(|rate| rate.name() == name).cloned()
     }
 
+    /// Notes what a turn has left in buffers. Only the connection's task writes it.
+    pub(crate) fn note_buffered(&self, outbound: usize, inbound: usize) {
+        for (noted, len) in [(&self.outbound, outbound), (&self.inbound, inbound)] {
+            if noted.load(Ordering::Relaxed) != len {
+                noted.store(len, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// What it has in buffers.
+    pub(crate) fn snapshot(&self, id: ConnectionId) -> ConnectionSnapshot {
+        let [buffered_bytes, inbound_bytes] =
+            [&self.outbound, &self.inbound].map(|noted| noted.load(Ordering::Relaxed) as u64);
+        ConnectionSnapshot { id, buffered_bytes, inbound_bytes }
+    }
+
     /// Asks the connection's task who holds permits. The answer does not come if it ends before.
     pub(crate) fn ask(&self) -> oneshot::Receiver<Vec<Holder>> {
         let (sender, receiver) = oneshot::channel();
@@ -73,6 +92,18 @@ impl fmt::Debug for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Peer").field("limits", &lock(&self.limits)).finish_non_exhaustive()
     }
+}
+
+/// What one connection has in buffers, as its last turn left it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectionSnapshot {
+    /// The connection, as services know it by [`ConnectionInfo::id`].
+    pub id: ConnectionId,
+    /// Its part of [`Snapshot::buffered_bytes`](crate::Snapshot::buffered_bytes).
+    pub buffered_bytes: u64,
+    /// Its part of [`Snapshot::inbound_bytes`](crate::Snapshot::inbound_bytes).
+    pub inbound_bytes: u64,
 }
 
 /// A call that the server has accepted and not yet got rid of.

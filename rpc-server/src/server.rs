@@ -45,7 +45,7 @@ use crate::{
     limits::Limits,
     live::LiveLimits,
     method::Methods,
-    peer::Peer,
+    peer::{ConnectionSnapshot, Peer},
     pipeline::Pipeline,
 };
 
@@ -258,6 +258,15 @@ impl ServerHandle {
     /// The server's figures at this moment.
     pub fn snapshot(&self) -> Snapshot {
         self.core.gauges.snapshot()
+    }
+
+    /// What each open connection has in buffers, in the order in which they came: for who looks for the peer that does
+    /// not read.
+    pub fn connections(&self) -> Vec<ConnectionSnapshot> {
+        let connections = self.core.connections.iter();
+        let mut snapshots: Vec<_> = connections.map(|entry| entry.snapshot(*entry.key())).collect();
+        snapshots.sort_unstable_by_key(|snapshot| snapshot.id);
+        snapshots
     }
 
     /// Waits for `event`, and says whether the server was not shut down before.

@@ -16,6 +16,7 @@ use crate::{
     call::Opening,
     clock::Reading,
     connection::{Broken, Connection},
+    gauges::Share,
     handlers::{expired, explain},
     in_flight::{InParts, Pending, Place, Receiving, Slow, Waiting},
 };
@@ -83,7 +84,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let (id, received, deadline) = (opening.id, opening.received.instant, opening.deadline);
         let upload = body.keep(opening.body_len, opening.received.instant);
         let stream = self.seat(opening);
-        let place = Place::Receiving(Box::new(Receiving { opening: opening.take(), upload, at }));
+        let _gauge = Share::one_of(&self.server.gauges.in_pipeline);
+        let place = Place::Receiving(Box::new(Receiving { opening: opening.take(), upload, at, _gauge }));
         self.in_flight.insert(Pending { id, method, received, began: received, deadline, place, stream });
     }
 
@@ -96,7 +98,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         else {
             return Ok(());
         };
-        let Receiving { mut opening, upload, at } = *receiving;
+        let Receiving { mut opening, upload, at, _gauge: waited } = *receiving;
+        drop(waited);
         opening.stream = stream;
         opening.waited_until(now);
         let admitted = if opening.deadline.is_expired(now.instant) {

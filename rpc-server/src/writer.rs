@@ -164,6 +164,11 @@ impl Writer {
         self.writable() + self.parted.iter().map(|parted| parted.rest.len()).sum::<usize>()
     }
 
+    /// As `unsent`, at the last flush.
+    pub(crate) fn noted(&self) -> usize {
+        self.gauge.get()
+    }
+
     /// Bytes that wait for nothing but the transport.
     fn writable(&self) -> usize {
         self.out.len() - self.sent

@@ -22,7 +22,7 @@ use sluicegate::{
 use tokio::{
     net::TcpListener,
     runtime,
-    task::{JoinHandle, yield_now},
+    task::{JoinHandle, spawn_blocking, yield_now},
     time::{sleep, timeout},
 };
 
@@ -70,10 +70,11 @@ async fn calls_beside_one_that_computes_do_not_wait_for_it() {
     assert_idle_soon(&harness.handle).await;
 }
 
-/// A server whose only thread computes, with sockets that it has to look at: in memory, whoever writes wakes it.
-fn serve_on_one_thread(calls: usize) -> (SocketAddr, ServerHandle) {
+/// A server whose only thread computes, with sockets that it has to look at: in memory, whoever writes wakes it. The
+/// thread ends when the server has, and looks whether anything is left.
+fn serve_on_one_thread(calls: usize) -> (SocketAddr, ServerHandle, thread::JoinHandle<()>) {
     let (told, tell) = mpsc::channel();
-    thread::spawn(move || {
+    let serving = thread::spawn(move || {
         let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let limits = |builder: ServerBuilder| {
@@ -88,13 +89,14 @@ fn serve_on_one_thread(calls: usize) -> (SocketAddr, ServerHandle) {
             assert!(harness.snapshot().is_idle(), "{:#?}", harness.snapshot());
         });
     });
-    tell.recv().unwrap()
+    let (address, handle) = tell.recv().unwrap();
+    (address, handle, serving)
 }
 
 #[tokio::test]
 async fn who_asks_where_calls_compute_one_after_the_other_waits_for_few_of_them() {
     const CALLS: usize = 2_000;
-    let (address, handle) = serve_on_one_thread(CALLS);
+    let (address, handle, serving) = serve_on_one_thread(CALLS);
     let connect = || Client::builder(address.to_string()).wait_for_ready(true).build();
     let (client, other) = (connect(), connect());
     let health: HealthClient = other.service();
@@ -120,6 +122,7 @@ async fn who_asks_where_calls_compute_one_after_the_other_waits_for_few_of_them(
     drop((client, other, health));
     assert_idle_soon(&handle).await;
     handle.shutdown();
+    spawn_blocking(|| serving.join()).await.unwrap().unwrap();
 }
 
 /// A service whose work goes on when its caller is gone.
@@ -180,7 +183,7 @@ impl Service for Mill {
                     let _hold = hold;
                     mill.begin().grind()
                 };
-                tokio::task::spawn_blocking(work).await.map_err(|_| Status::internal("the mill broke"))
+                spawn_blocking(work).await.map_err(|_| Status::internal("the mill broke"))
             }
         });
     }

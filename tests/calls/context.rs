@@ -5,7 +5,7 @@ use std::time::Duration;
 use sluicegate::{Executed, StatusCode};
 use tokio::time::{Instant, sleep};
 
-use crate::support::{self, Harness, Req, method, probe::Seen};
+use crate::support::{Harness, Req, method, probe::Seen};
 
 const MS: Duration = Duration::from_millis(1);
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -55,10 +55,9 @@ async fn a_call_made_by_a_service_inherits_what_is_left_of_the_time_and_the_trac
         assert_eq!(bare, (None, None, None, true));
     }
     drop(client);
-    drop(outer.server.clone());
+    outer.probe.drop_inner_client();
     outer.assert_idle().await;
-    // The service of the outer server still has its client.
-    support::no_call_runs(&inner.handle);
+    inner.assert_idle().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -87,7 +86,9 @@ async fn a_nested_call_ends_when_the_outer_caller_gives_up() {
         inner.until_held(0).await;
     }
     drop(client);
+    outer.probe.drop_inner_client();
     outer.assert_idle().await;
+    inner.assert_idle().await;
 }
 
 /// Lets every call wait for an hour.
@@ -115,7 +116,9 @@ async fn a_nested_call_through_the_same_full_limit_is_refused_and_does_not_wait(
         harness.until_held(0).await;
     }
     assert_eq!(harness.refused("global"), 2);
-    support::no_call_runs(&harness.handle);
+    drop(client);
+    harness.probe.drop_inner_client();
+    harness.assert_idle().await;
 }
 
 #[tokio::test(start_paused = true)]

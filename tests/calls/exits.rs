@@ -9,14 +9,14 @@ use sluicegate::{
     client::Method,
     server::{Call, CallInfo, Decision, Handler, MethodOptions, Outbound, Service, ServiceMethods},
 };
-use tokio::{io::AsyncWriteExt, net::TcpStream, task::yield_now};
+use tokio::{io::AsyncWriteExt, net::TcpStream, task::yield_now, time::sleep};
 
 use crate::support::{
     Got, Harness, RawClient, Req, assert_idle_soon,
     feed::{FeedServer, named},
     method, no_call_runs,
     probe::{PANIC_TEXT, silence_wanted_panics},
-    raw::{cancel, hello},
+    raw::{cancel, goodbye, hello},
     shims::{is_full, times, times_in},
     within,
 };
@@ -73,16 +73,21 @@ async fn work_that_its_executor_refuses_is_told_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn calls_whose_connection_is_reset_leave_nothing_behind() {
-    let harness = Harness::with(|builder| builder.max_concurrent_calls(TIMES));
+async fn calls_whose_connection_is_reset_leave_nothing_behind_whether_their_client_had_said_goodbye() {
+    // No PING shall find it.
+    let harness = Harness::with(|builder| builder.max_concurrent_calls(TIMES).keepalive_interval(None));
     let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
     let address = bound.local_addr();
     let serving = tokio::spawn(bound.serve());
-    for _ in 0..TIMES / 50 {
+    for wave in 0..TIMES / 50 {
         let mut sockets = Vec::new();
         for _ in 0..50 {
             let mut socket = TcpStream::connect(address).await.unwrap();
             socket.write_all(&[hello(), Req::new(1, method::GATE, (1_u64,)).bytes()].concat()).await.unwrap();
+            if wave % 2 == 1 {
+                socket.write_all(&goodbye()).await.unwrap();
+                socket.shutdown().await.unwrap();
+            }
             sockets.push(socket);
         }
         harness.until_running(50).await;
@@ -90,16 +95,35 @@ async fn calls_whose_connection_is_reset_leave_nothing_behind() {
         for socket in sockets {
             socket.set_zero_linger().unwrap();
         }
-        while harness.probe.running() > 0 {
-            yield_now().await;
-            assert!(!is_full() || reset.elapsed() <= Duration::from_millis(100), "{:?}", reset.elapsed());
-        }
+        within(async {
+            while harness.probe.running() > 0 {
+                yield_now().await;
+                assert!(!is_full() || reset.elapsed() <= Duration::from_millis(100), "{:?}", reset.elapsed());
+            }
+        })
+        .await;
         assert_idle_soon(&harness.handle).await;
     }
     assert_eq!((harness.probe.started() as u64, harness.probe.running()), (TIMES, 0));
     harness.handle.shutdown();
     serving.await.unwrap();
     assert_idle_soon(&harness.handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_whose_client_has_said_goodbye_and_gone_is_dropped_within_a_tenth_of_a_second() {
+    for after in [0, 1, 49, 50, 51, 20_000] {
+        let harness = Harness::with(|builder| builder.keepalive_interval(None));
+        let mut peer = harness.peer().await;
+        peer.send(&Req::new(1, method::GATE, (1_u64,)).bytes()).await;
+        peer.leave().await;
+        sleep(Duration::from_millis(after)).await;
+        harness.until_running(1).await;
+        drop(peer);
+        sleep(Duration::from_millis(100)).await;
+        assert_eq!((harness.probe.running(), harness.snapshot().calls.held), (0, 0), "{after} ms");
+        harness.assert_idle().await;
+    }
 }
 
 #[tokio::test]

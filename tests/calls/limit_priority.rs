@@ -174,4 +174,6 @@ async fn a_nested_call_has_the_class_of_the_call_it_is_made_in_unless_it_says_ot
     nested(BACKGROUND).await.unwrap();
     assert_eq!(*seen.lock().unwrap(), [CRITICAL, CRITICAL, BACKGROUND, BACKGROUND]);
     drop(client);
+    harness.probe.drop_inner_client();
+    harness.assert_idle().await;
 }

@@ -290,6 +290,8 @@ async fn a_nested_call_through_the_limit_that_its_outer_call_fills_ends_with_its
     let snapshot = harness.snapshot();
     assert_eq!((snapshot.calls_waiting, snapshot.refused_by_reason["QUEUE_TIMEOUT"]), (0, 1));
     drop(client);
+    harness.probe.drop_inner_client();
+    harness.assert_idle().await;
 }
 
 #[sluicegate::service(package = "test")]

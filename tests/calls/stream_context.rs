@@ -64,6 +64,6 @@ async fn a_stream_that_a_streaming_method_opens_behind_items_inherits_what_is_le
     until_client_idle(&between).await;
     drop((chain, client));
     outer.assert_idle().await;
-    // The service of the outer server still has its client.
     no_call_runs(&inner.handle);
+    inner.ends_busy("the service of the outer server still has its client");
 }

@@ -72,6 +72,6 @@ async fn a_service_that_relays_holds_a_window_and_a_threshold_of_each_stream_and
     until_client_idle(&upstream).await;
     drop((relay, client));
     middle.assert_idle().await;
-    // The service in between still has its client.
     assert_eq!((source.snapshot().calls.held, source.snapshot().stream_bytes), (0, 0));
+    source.harness.ends_busy("the service in between still has its client");
 }

@@ -13,6 +13,7 @@ mod drain_backlog;
 mod drain_crossing;
 mod floods;
 mod frame_budget;
+mod gauges;
 mod handler_panics;
 mod handlers;
 mod health;

@@ -97,6 +97,9 @@ async fn figures_of_limits_queues_refusals_and_times_are_handed_over_under_bound
     harness.handle.record_metrics();
     let gauges = ["in_flight{limit=global}", "max{limit=global}", "waiting{limit=global}", "calls_parked{}"];
     assert_eq!(gauges.map(|name| kept.get(name)), [1, 1, 1, 2]);
+    assert_eq!(["services_running{}", "in_flight{limit=connections}"].map(|name| kept.get(name)), [1, 1]);
+    let zero = ["handshakes{}", "streams{}", "stream_bytes{}", "inbound_bytes{}", "accept_errors_total{}"];
+    assert_eq!(zero.map(|name| kept.get(name)), [0; 5]);
     assert_eq!(kept.get("refused_total{by=global}"), 1);
     assert_eq!(kept.get("refusals_total{reason=QUEUE_FULL}"), 1);
     harness.probe.open_gate();

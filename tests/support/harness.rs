@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -31,13 +32,21 @@ use super::{
 /// A pipe in memory takes so many bytes that nobody has read.
 pub(crate) const PIPE: usize = 64 * 1024;
 
-/// A server that serves a [`Probe`] on pipes in memory.
+/// A server that serves a [`Probe`] on pipes in memory. When it is dropped, the server has to be idle: a test ends with
+/// [`Harness::assert_idle`], or says why it does not.
 #[derive(Clone)]
 pub(crate) struct Harness {
     pub(crate) server: Server,
     pub(crate) handle: ServerHandle,
     pub(crate) probe: Probe,
     pub(crate) network: Network,
+    end: Arc<End>,
+}
+
+/// What is looked at when the last clone of a harness goes.
+struct End {
+    handle: ServerHandle,
+    excused: AtomicBool,
 }
 
 /// Makes connections to one server, counts them, and can be down.
@@ -69,7 +78,14 @@ impl Harness {
             down: Arc::default(),
             tasks: Arc::default(),
         };
-        Self { server, handle, probe, network }
+        let end = Arc::new(End { handle: handle.clone(), excused: AtomicBool::new(false) });
+        Self { server, handle, probe, network, end }
+    }
+
+    /// The server may have something left at the end, because of `reason`.
+    pub(crate) fn ends_busy(&self, reason: &str) {
+        assert!(!reason.is_empty(), "a reason has to be given");
+        self.end.excused.store(true, SeqCst);
     }
 
     /// With plain transports in every run, because of `reason`.
@@ -176,6 +192,15 @@ impl Harness {
     pub(crate) async fn assert_idle(&self) {
         assert_idle(&self.handle).await;
         assert_eq!(self.probe.running(), 0, "a future of the service lives on");
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let (excused, snapshot) = (self.excused.load(SeqCst), self.handle.snapshot());
+        if !thread::panicking() && !excused {
+            assert!(is_idle(&snapshot), "the test ends, and the server is not idle: {snapshot:#?}");
+        }
     }
 }
 

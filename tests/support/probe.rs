@@ -4,7 +4,7 @@ use std::{
     panic,
     pin::{Pin, pin},
     sync::{
-        Arc, Once, OnceLock,
+        Arc, Mutex, Once,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     task::{self, Poll},
@@ -104,7 +104,7 @@ struct Inner {
     cancellations_seen: AtomicUsize,
     gate: watch::Sender<bool>,
     holds: watch::Sender<bool>,
-    inner_client: OnceLock<Client>,
+    inner_client: Mutex<Option<Client>>,
 }
 
 impl Probe {
@@ -150,7 +150,12 @@ impl Probe {
 
     /// The client that `nested` makes its own call with.
     pub(crate) fn set_inner_client(&self, client: Client) {
-        assert!(self.0.inner_client.set(client).is_ok(), "set once");
+        *self.0.inner_client.lock().unwrap() = Some(client);
+    }
+
+    /// Lets it go, so that its server may become idle.
+    pub(crate) fn drop_inner_client(&self) {
+        drop(self.0.inner_client.lock().unwrap().take());
     }
 
     fn run(&self) -> Running {
@@ -393,7 +398,8 @@ impl Probe {
     /// What a call that this one makes sees.
     async fn nested(self, _: Context, (): ()) -> Result<Seen, Status> {
         let running = self.run();
-        let client = self.0.inner_client.get().ok_or_else(|| Status::failed_precondition("no client"))?;
+        let client = self.0.inner_client.lock().unwrap().clone();
+        let client = client.ok_or_else(|| Status::failed_precondition("no client"))?;
         let seen = client.call(method::CONTEXT, ()).await?;
         running.finish();
         Ok(seen)

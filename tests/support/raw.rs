@@ -249,9 +249,7 @@ impl RawClient {
 
     /// Sends GOAWAY and shuts down the write side.
     pub(crate) async fn leave(&mut self) {
-        let mut out = Vec::new();
-        encode_go_away(&mut out, CallId::CONNECTION, GoAwayReason::Drain, "bye");
-        self.send(&out).await;
+        self.send(&goodbye()).await;
         self.peer.end().await;
     }
 
@@ -372,6 +370,13 @@ fn finish(message: OpenMessage, out: &mut Vec<u8>, id: CallId) {
     if let Some(mut rest) = message.finish(out, id, ANY).expect("it fits") {
         while !rest.encode_part(out, id, ANY.max_frame) {}
     }
+}
+
+/// The GOAWAY of a client that leaves.
+pub(crate) fn goodbye() -> Vec<u8> {
+    let mut out = Vec::new();
+    encode_go_away(&mut out, CallId::CONNECTION, GoAwayReason::Drain, "bye");
+    out
 }
 
 /// A CANCEL frame.

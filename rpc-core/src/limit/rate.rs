@@ -175,7 +175,8 @@ impl RateLimit {
     fn refills_in(&self, tokens: u32, now: Ticks) -> Option<Duration> {
         let setting = self.setting();
         let debt = self.next.load(Ordering::Relaxed).saturating_sub(now.as_u64());
-        let most = setting.tolerance().saturating_sub(u64::from(tokens) * setting.period);
+        // For more than there can be, the product can overflow; so many were right before the limit was changed.
+        let most = setting.tolerance().saturating_sub(u64::from(tokens).saturating_mul(setting.period));
         let waits = debt > most && debt.saturating_sub(setting.tolerance()) <= HEAL_ABOVE;
         waits.then(|| round_up_to_nanoseconds(debt - most))
     }
@@ -416,6 +417,16 @@ mod tests {
         assert_eq!(refusal, RateRefusal::TooHeavy { weight: 6, burst: 5, available: 3 });
         assert_eq!((refusal.retry_after(), refusal.available()), (None, 3));
         assert!(limit.try_acquire(3, NOW).is_ok());
+    }
+
+    #[test]
+    fn who_waits_for_more_than_a_changed_limit_can_hold_waits_until_it_is_full() {
+        let limit = limit(10.0, u32::MAX);
+        limit.reconfigure(Rate::per(1, 3_650 * 24 * 3_600 * SECOND).burst(1), NOW).unwrap();
+        limit.try_acquire(1, NOW).unwrap();
+        let full = limit.refills_in(1, NOW);
+        assert!(full >= Some(3_650 * 24 * 3_600 * SECOND), "{full:?}");
+        assert_eq!(limit.refills_in(u32::MAX, NOW), full);
     }
 
     #[test]

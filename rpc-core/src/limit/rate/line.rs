@@ -230,11 +230,13 @@ impl Drop for RateWait {
         let (_own, next) = {
             let mut line = self.limit.line.lock();
             let first = line.first();
-            let (came, own) = (line.called.remove(&self.place), line.waiting.remove(&self.place));
+            line.called.remove(&self.place);
+            let own = line.waiting.remove(&self.place);
             // The first may have become another one, or have less to leave.
-            let next = line.waiting.first_key_value().filter(|(place, _)| {
-                first.is_some_and(|first| **place != first) || (came && place.0 > self.place.0 + 1)
-            });
+            let next = line
+                .waiting
+                .first_key_value()
+                .filter(|(place, _)| first.is_some_and(|first| **place != first) || place.0 > self.place.0 + 1);
             (own, next.map(|(_, waker)| Arc::clone(waker)))
         };
         if let Some(next) = next {
@@ -367,19 +369,68 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_tokens_for_another_is_woken_when_that_one_comes() {
-        let limit = limit(1_000.0, 10);
+    fn who_leaves_tokens_for_another_is_woken_when_that_one_comes_and_else_not() {
+        for (turn, left) in [(0, 0), (1, 0), (2, 1), (5, 4)] {
+            let limit = limit(1_000.0, 10);
+            drain(&limit, NOW);
+            let (mut quick, wakes) = (share(&limit), Arc::new(Wakes::default()));
+            let late = join(&limit);
+            assert_eq!(late.poll(after(MS)), Ok(()));
+            quick.turn = Some(turn);
+            let waits = quick.wait(Waker::from(Arc::clone(&wakes)));
+            assert_eq!(waits.poll(after(MS)), Err(MS * (left + 1)));
+            drop(late);
+            assert_eq!(wakes.0.load(Ordering::Relaxed), u64::from(left > 0), "it leaves {left}");
+            assert_eq!(waits.poll(after(2 * MS)), Ok(()));
+        }
+    }
+
+    #[test]
+    fn the_part_of_who_is_late_is_one_of_as_many_as_want_tokens_whether_they_wait_or_were_called_or_ask() {
+        for waits in [true, false] {
+            let limit = limit(1_000.0, 12);
+            drain(&limit, NOW);
+            let called = [0, 5].map(|turn| {
+                let mut late = share(&limit);
+                late.turn = Some(turn);
+                late.wait(Waker::noop().clone())
+            });
+            assert_eq!(called.each_ref().map(|wait| wait.poll(after(6 * MS))), [Ok(()), Ok(())]);
+            // Five ahead of one, and of the other by none. Where three want some, a third of twelve is left, and is there.
+            let mut quick = share(&limit);
+            quick.turn = Some(6);
+            let wait = waits.then(|| quick.wait(Waker::noop().clone()));
+            let mut has = |at| wait.as_ref().map_or_else(|| quick.try_take(at), |wait| wait.poll(at).is_ok());
+            assert_eq!([6, 7].map(|ms| has(after(ms * MS))), [false, true]);
+        }
+    }
+
+    #[test]
+    fn where_more_want_tokens_than_a_burst_has_one_is_left_for_who_is_late() {
+        let limit = limit(1_000.0, 4);
         drain(&limit, NOW);
-        let (mut quick, wakes) = (share(&limit), Arc::new(Wakes::default()));
         let late = join(&limit);
-        assert_eq!(late.poll(after(4 * MS)), Ok(()));
-        // It has had four more than the other one.
-        quick.turn = Some(5);
-        let waits = quick.wait(Waker::from(Arc::clone(&wakes)));
-        assert_eq!(waits.poll(after(4 * MS)), Err(2 * MS));
-        drop(late);
-        assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
-        assert_eq!(waits.poll(after(4 * MS)), Ok(()));
+        assert_eq!(late.poll(after(MS)), Ok(()));
+        let waits = [5, 6, 6, 6].map(|turn| {
+            let mut share = share(&limit);
+            share.turn = Some(turn);
+            share.wait(Waker::noop().clone())
+        });
+        assert_eq!(waits[0].poll(after(2 * MS)), Err(MS));
+        assert_eq!(waits[0].poll(after(3 * MS)), Ok(()));
+    }
+
+    #[test]
+    fn who_is_behind_moves_nobody_back_who_is_new() {
+        let limit = limit(1_000.0, 10);
+        let (mut away, mut there) = (share(&limit), share(&limit));
+        assert!(away.try_take(NOW));
+        (1..100).for_each(|ms| assert!(there.try_take(after(MS * ms))));
+        assert!(away.try_take(after(100 * MS)));
+        drain(&limit, after(100 * MS));
+        let (first, second) = (there.wait(Waker::noop().clone()), join(&limit));
+        assert!(second.poll(after(101 * MS)).is_err());
+        assert_eq!(first.poll(after(101 * MS)), Ok(()), "it was there before, and has had as much");
     }
 
     /// A waker that looks, when its last owner drops it, whether the line could be used.
