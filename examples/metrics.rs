@@ -50,7 +50,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .measure_calls(true)
         .build()?;
     let bound = server.bind("127.0.0.1:0").await?;
-    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let (address, handle) = (bound.local_addr(), bound.handle());
     let serving = tokio::spawn(bound.serve());
     tokio::spawn(handle.clone().export_metrics(Duration::from_secs(1)));
 

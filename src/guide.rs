@@ -76,7 +76,7 @@
 //!     .service(ClockServer::new(Stopped))
 //!     .build()?;
 //! let bound = server.bind("127.0.0.1:0").await?; // or `bind_unix("/run/greeter.sock")`
-//! let address = bound.local_addr().to_string();
+//! let address = bound.local_addr();
 //! # let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
 //! # let stop_signal = async move { drop(stopped.await) };
 //! // Until the signal, such as `tokio::signal::ctrl_c()`; then calls that run may finish.

@@ -36,7 +36,7 @@
 //! let (address, handle) = (server.local_addr(), server.handle());
 //! let serving = tokio::spawn(server.serve());
 //!
-//! let greeter: GreeterClient = Client::new(address.to_string()).service();
+//! let greeter: GreeterClient = Client::new(address).service();
 //! let greeting = greeter.greet("Ada".to_owned()).timeout(Duration::from_secs(1)).await?;
 //! assert_eq!(greeting, "Good day, Ada.");
 //!
@@ -83,7 +83,7 @@
 //! let address = server.local_addr();
 //! tokio::spawn(server.serve());
 //!
-//! let counter: CounterClient = Client::new(address.to_string()).service();
+//! let counter: CounterClient = Client::new(address).service();
 //! let (mut numbers, mut sum) = (counter.count(1_000_000), 0);
 //! while let Some(number) = numbers.message().await? {
 //!     sum += number;
@@ -120,7 +120,7 @@ pub use rpc_codec::{CodecId, Detail, PayloadError, TypedDetails, payload::bytes}
 pub use rpc_core::{
     AnyDetail, CallId, ConnectionId, ConnectionInfo, Context, Deadline, DomainError, ErrorInfo, Executed, Extensions,
     ItemSender, Metadata, MetadataError, MethodId, OrStatus, Refusal, RefusalReason, Refused, Status, StatusCode,
-    Stream, Streaming, TraceParent, limit,
+    Stream, Streaming, TraceParent, TraceParentError, limit,
 };
 #[cfg(feature = "macros")]
 pub use rpc_macros::{DomainError, service};

@@ -92,12 +92,29 @@ impl Snapshot {
     /// Whether nobody is connected and nothing is left of anybody: no call is in flight or parked, no
     /// permit held, no byte buffered. The counters of what has happened do not matter.
     pub fn is_idle(&self) -> bool {
-        let calls = [self.calls.held, self.blocking.held, self.calls_parked, self.calls_waiting];
-        let connections = [self.connections, self.handshakes];
-        let bytes = [self.buffered_bytes, self.body_bytes, self.inbound_bytes, self.frame_bytes];
-        let streams = [self.streams, self.stream_bytes];
-        let limits = self.limits.values().all(|limit| limit.held == 0) && self.tenants.held == 0;
-        limits && calls.iter().chain(&connections).chain(&bytes).chain(&streams).all(|&n| n == 0)
+        self.left().next().is_none()
+    }
+
+    /// What is left of somebody: the gauges that are not zero, by the names of their fields or limits. None, if the
+    /// server is idle.
+    pub fn left(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let limits = self.limits.iter().map(|(name, limit)| (*name, limit.held));
+        let gauges = [
+            ("calls", self.calls.held),
+            ("blocking", self.blocking.held),
+            ("calls_parked", self.calls_parked),
+            ("calls_waiting", self.calls_waiting),
+            ("tenants", self.tenants.held),
+            ("connections", self.connections),
+            ("handshakes", self.handshakes),
+            ("buffered_bytes", self.buffered_bytes),
+            ("streams", self.streams),
+            ("stream_bytes", self.stream_bytes),
+            ("body_bytes", self.body_bytes),
+            ("inbound_bytes", self.inbound_bytes),
+            ("frame_bytes", self.frame_bytes),
+        ];
+        gauges.into_iter().chain(limits).filter(|(_, value)| *value > 0)
     }
 }
 

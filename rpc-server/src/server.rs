@@ -213,8 +213,11 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Begins to shut down: new calls are turned away, running ones may finish. To say it again is
-    /// harmless.
+    /// Begins to shut down, and returns at once: new calls are turned away, running ones may finish. To say it
+    /// again is harmless.
+    ///
+    /// There is nothing to await here. [`Self::drain`] shuts down and waits: `handle.drain().await`; and
+    /// [`BoundServer::serve`] returns when it is done, whoever began it.
     pub fn shutdown(&self) {
         self.core.begin_drain();
     }
@@ -251,6 +254,7 @@ impl ServerHandle {
     /// # Cancel safety
     ///
     /// Dropping the future leaves the server draining: each connection still ends with the grace period.
+    #[doc(alias = "graceful")]
     pub async fn drain(&self) -> Drained {
         self.core.drain().await
     }

@@ -40,7 +40,7 @@ async fn a_hello_is_answered_and_where_it_came_from_is_known() {
     let guests = Arc::new(Guests::default());
     let bound = Server::builder().service(GreeterServer::from_arc(guests.clone())).build().unwrap();
     let bound = bound.bind("127.0.0.1:0").await.unwrap();
-    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let (address, handle) = (bound.local_addr(), bound.handle());
     let serving = tokio::spawn(bound.serve());
     let greeter: GreeterClient = Client::new(address).service();
     let reply = within(greeter.say_hello(HelloRequest { name: "Tonic".to_owned() })).await.unwrap();

@@ -147,7 +147,7 @@ fn in_memory() -> (InMemory, RouteGuideClient) {
 async fn a_guide_on_a_socket_knows_points_areas_routes_and_notes() {
     let server = Server::builder().service(RouteGuideServer::new(map())).build().unwrap();
     let bound = server.bind("127.0.0.1:0").await.unwrap();
-    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let (address, handle) = (bound.local_addr(), bound.handle());
     let serving = tokio::spawn(bound.serve());
     let guide: RouteGuideClient = Client::new(address).service();
     within(async {

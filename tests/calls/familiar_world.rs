@@ -28,7 +28,7 @@ fn server() -> Server {
 #[tokio::test]
 async fn a_greeting_names_its_caller_and_of_two_the_slower_is_given_up() {
     let bound = server().bind("127.0.0.1:0").await.unwrap();
-    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let (address, handle) = (bound.local_addr(), bound.handle());
     let serving = tokio::spawn(bound.serve());
     let world: WorldClient = Client::new(address).service();
     let greeting = within(async {
@@ -49,11 +49,11 @@ async fn a_greeting_names_its_caller_and_of_two_the_slower_is_given_up() {
 async fn one_address_has_one_connection_and_the_next_when_that_is_gone() {
     let server = Server::builder().service(WorldServer::new(Hello)).max_connections_per_address(1).build().unwrap();
     let bound = server.bind("127.0.0.1:0").await.unwrap();
-    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let (address, handle) = (bound.local_addr(), bound.handle());
     let serving = tokio::spawn(bound.serve());
-    let first: WorldClient = Client::new(address.clone()).service();
+    let first: WorldClient = Client::new(address).service();
     within(first.hello("one".to_owned())).await.unwrap();
-    let second: WorldClient = Client::new(address.clone()).service();
+    let second: WorldClient = Client::new(address).service();
     let error = within(second.hello("two".to_owned())).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (StatusCode::Unavailable, Executed::Never), "{error}");
     assert!(error.to_string().contains("connections of this address"), "{error}");
@@ -70,9 +70,9 @@ async fn one_address_has_one_connection_and_the_next_when_that_is_gone() {
 #[tokio::test]
 async fn the_eleventh_connection_is_told_that_there_are_enough() {
     let bound = server().bind("127.0.0.1:0").await.unwrap();
-    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let (address, handle) = (bound.local_addr(), bound.handle());
     let serving = tokio::spawn(bound.serve());
-    let mut ten: Vec<WorldClient> = (0..10).map(|_| Client::new(address.clone()).service()).collect();
+    let mut ten: Vec<WorldClient> = (0..10).map(|_| Client::new(address).service()).collect();
     for world in &ten {
         within(world.hello("somebody".to_owned())).await.unwrap();
     }
