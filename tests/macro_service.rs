@@ -21,6 +21,7 @@ mod several;
 
 /// What the macro wrote for the service whose expansion is kept, as any other code.
 #[allow(
+    dead_code,
     unexpected_cfgs,
     unreachable_pub,
     reason = "it was written for a crate with other features, which is a library"

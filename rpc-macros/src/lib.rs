@@ -62,6 +62,9 @@ use crate::model::Service;
 ///   with the docs, `cfg`, `deprecated`, `must_use` and lint levels of the method. It has no other
 ///   functions of its own, so a method may be called `new`, `call` or `connect`.
 ///
+/// It has docs wherever the trait has, and no warning of rustc's or clippy's, whatever is denied or forbidden around it and
+/// whether it is used or not; but a service with something `#[deprecated]` is an error under `forbid(deprecated)`.
+///
 /// # Methods
 ///
 /// A method is an `async fn`, or a plain `fn` if it blocks, that takes `&self` and at most 16 arguments, each owned and with a name.
@@ -180,6 +183,7 @@ fn refused(error: &syn::Error, item: TokenStream) -> TokenStream {
     item.items.retain(|item| !matches!(item, TraitItem::Macro(_) | TraitItem::Verbatim(_)));
     item.modifiers.auto_token = None;
     // `Self` may be among its errors.
+    item.ident = expand::defined(&item.ident);
     item.colon_token.get_or_insert_default();
     item.supertraits.push(parse_quote!(::core::marker::Sized));
     for item in &mut item.items {
@@ -196,7 +200,7 @@ fn refused(error: &syn::Error, item: TokenStream) -> TokenStream {
     }
     quote! {
         #error
-        #[allow(async_fn_in_trait, dead_code)]
+        #[allow(async_fn_in_trait)]
         #item
     }
 }
