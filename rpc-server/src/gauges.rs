@@ -17,6 +17,7 @@ use rpc_core::{
 use crate::{
     cut::CutCounts,
     limits::{Limits, TenantsSnapshot},
+    turned_away::TurnedAwayCounts,
 };
 
 /// The figures of a server at one moment.
@@ -86,6 +87,11 @@ pub struct Snapshot {
     /// for too many frames that open no call, and `age` for those that were told to go when they
     /// reached it.
     pub connections_cut: BTreeMap<&'static str, u64>,
+    /// Connections that were too many, by the limit, those that refused any: `connections` for
+    /// [`max_connections`](crate::ServerBuilder::max_connections), `address connections` for
+    /// [`max_connections_per_address`](crate::ServerBuilder::max_connections_per_address). Each was closed, and never
+    /// among the open ones.
+    pub connections_turned_away: BTreeMap<&'static str, u64>,
 }
 
 impl Snapshot {
@@ -143,6 +149,7 @@ pub(crate) struct Gauges {
     pub(crate) frames_ignored: AtomicU64,
     pub(crate) accept_errors: AtomicU64,
     pub(crate) cuts: CutCounts,
+    pub(crate) turned_away: TurnedAwayCounts,
 }
 
 impl Gauges {
@@ -173,6 +180,7 @@ impl Gauges {
             frames_ignored: AtomicU64::new(0),
             accept_errors: AtomicU64::new(0),
             cuts: CutCounts::default(),
+            turned_away: TurnedAwayCounts::default(),
         }
     }
 
@@ -203,6 +211,7 @@ impl Gauges {
             frames_ignored: self.frames_ignored.load(Ordering::Relaxed),
             accept_errors: self.accept_errors.load(Ordering::Relaxed),
             connections_cut: self.cuts.snapshot(),
+            connections_turned_away: self.turned_away.snapshot(),
         }
     }
 }
@@ -263,10 +272,11 @@ pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
 pub(crate) const BYTES: &str = "bytes";
 pub(crate) const PRIORITY: &str = "priority";
 pub(crate) const CONNECTIONS: &str = "connections";
+pub(crate) const ADDRESS_CONNECTIONS: &str = "address connections";
 pub(crate) const TENANT: &str = "tenant";
 pub(crate) const TENANT_RATE: &str = "tenant rate";
 /// What no limit of the user's may be called.
-pub(crate) const RESERVED_NAMES: [&str; 15] = [
+pub(crate) const RESERVED_NAMES: [&str; 16] = [
     GLOBAL,
     CONNECTION,
     BLOCKING,
@@ -279,6 +289,7 @@ pub(crate) const RESERVED_NAMES: [&str; 15] = [
     CONNECTION_BODIES,
     BYTES,
     CONNECTIONS,
+    ADDRESS_CONNECTIONS,
     PRIORITY,
     TENANT,
     TENANT_RATE,

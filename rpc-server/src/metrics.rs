@@ -24,6 +24,7 @@ use crate::{Snapshot, live::LimitInfo, server::ServerHandle};
 /// | `sluicegate_buffered_bytes` | gauge | | bytes of responses not taken yet |
 /// | `sluicegate_items_paced_total` | counter | | items of clients that had to wait for a rate |
 /// | `sluicegate_connections_cut_total` | counter | `reason` | connections given up |
+/// | `sluicegate_connections_turned_away_total` | counter | `limit` | connections that were too many, of the server or of their address |
 /// | `sluicegate_panics_total` | counter | | panics that cost a call |
 /// | `sluicegate_protocol_errors_total` | counter | | connections closed because of the peer |
 /// | `sluicegate_service_seconds` | histogram | `method` | how long calls took that have succeeded |
@@ -78,6 +79,9 @@ fn record_snapshot(snapshot: &Snapshot) {
     }
     for (reason, count) in &snapshot.connections_cut {
         counter!("sluicegate_connections_cut_total", "reason" => *reason).absolute(*count);
+    }
+    for (limit, count) in &snapshot.connections_turned_away {
+        counter!("sluicegate_connections_turned_away_total", "limit" => *limit).absolute(*count);
     }
     gauge!("sluicegate_calls_parked").set(snapshot.calls_parked as f64);
     gauge!("sluicegate_classes_shed").set(snapshot.classes_shed as f64);

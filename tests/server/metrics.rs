@@ -117,3 +117,18 @@ async fn figures_of_limits_queues_refusals_and_times_are_handed_over_under_bound
     exporting.await.expect("it ends with the server");
     harness.assert_idle().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_are_too_many_are_handed_over_by_their_limit() {
+    let kept = Kept::default();
+    let _here = metrics::set_default_local_recorder(&kept);
+    let harness = Harness::with(|builder| builder.max_connections(1));
+    let first = harness.peer().await;
+    for _ in 0..3 {
+        harness.silent_peer().go_away().await;
+    }
+    harness.handle.record_metrics();
+    assert_eq!(kept.get("connections_turned_away_total{limit=connections}"), 3);
+    first.part().await;
+    harness.assert_idle().await;
+}
