@@ -1,4 +1,4 @@
-//! A server whose figures Prometheus can fetch, with its settings from TOML, and a client that asks too much.
+//! A server and a client whose figures Prometheus can fetch. The server has its settings from TOML, and the client asks too much.
 //!
 //! `cargo run --release --example metrics --features metrics,config`, and meanwhile
 //! `curl http://127.0.0.1:9090/metrics`.
@@ -6,7 +6,7 @@
 use std::{error::Error, time::Duration};
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use sluicegate::{Client, Server, server::ServerSettings};
+use sluicegate::{Client, Server, client::MeasureCalls, server::ServerSettings};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -58,7 +58,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("http://{}/metrics, for ten seconds", listener.local_addr()?);
     let endpoint = tokio::spawn(answer_prometheus(listener, recorder.clone()));
 
-    let reports: ReportsClient = Client::new(address).service();
+    let client = Client::builder(address).interceptor(MeasureCalls).build();
+    tokio::spawn(client.export_metrics("reports", Duration::from_secs(1)));
+    let reports: ReportsClient = client.service();
     let demand = async {
         loop {
             for _ in 0..40 {

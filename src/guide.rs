@@ -477,7 +477,9 @@
 //! [`ServerHandle::snapshot`](crate::server::ServerHandle::snapshot) has exact figures at any moment: in flight,
 //! permits acquired, released and held, refused by each limit, connections, bytes that wait. `trace_calls(true)`
 //! on the builders puts each call into a span of `tracing` and tells how it ended. A W3C `traceparent` in the
-//! metadata is carried on to the calls that a service makes.
+//! metadata is carried on to the calls that a service makes. With the feature `metrics`, `ServerHandle::export_metrics`
+//! and `Client::export_metrics` hand the figures to the `metrics` facade, under names and labels that their docs list;
+//! `examples/metrics.rs` shows them to Prometheus.
 //!
 //! ```
 //! # #[sluicegate::service]

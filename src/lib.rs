@@ -107,7 +107,7 @@
 //! | `server`, `client`, `macros` | both ends and the macros; on by default |
 //! | `json`, `messagepack`, `postcard` | codecs beside bincode |
 //! | `config` | settings of servers and clients from TOML, or from whatever else serde reads |
-//! | `metrics` | the server's figures for the `metrics` facade |
+//! | `metrics` | the figures of servers and clients for the `metrics` facade |
 //! | `testing` | the module `testing`: a server and its clients in memory |
 //! | `tower` | layers of tower around services and around clients |
 #![forbid(unsafe_code)]

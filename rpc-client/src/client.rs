@@ -95,6 +95,16 @@ impl Client {
         Self { shared }
     }
 
+    #[cfg(feature = "metrics")]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self.shared.lock().phase, Phase::Closed)
+    }
+
     #[cfg(feature = "tower")]
     pub(crate) fn layers(&self) -> Option<&crate::tower::Next> {
         self.shared.layers.as_ref()
