@@ -16,6 +16,8 @@ mod shims;
 
 #[path = "macro_service/arguments.rs"]
 mod arguments;
+#[path = "macro_service/names.rs"]
+mod names;
 #[path = "macro_service/several.rs"]
 mod several;
 
