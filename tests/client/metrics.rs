@@ -9,7 +9,7 @@ use sluicegate::{
 };
 use tokio::time::{sleep, timeout};
 
-use crate::support::recorder::Kept;
+use crate::support::recorder::{Kept, documented};
 
 #[sluicegate::service]
 trait Desk {
@@ -60,6 +60,7 @@ async fn figures_and_outcomes_are_handed_over_until_the_client_is_gone_and_are_t
     timeout(2 * SECOND, exporting).await.expect("it ends with the client").unwrap();
     assert_eq!(gauges.map(|name| kept.get(&format!("client_{name}{{client=desk}}"))), [0; 6]);
     assert_eq!(kept.get("client_connects_total{client=desk}"), 1);
+    kept.has_only(&documented(include_str!("../../rpc-client/src/metrics.rs")));
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use sluicegate::server::WaitQueue;
 
-use crate::support::{Harness, Req, method, probe::path, recorder::Kept};
+use crate::support::{
+    Harness, Req, method,
+    probe::path,
+    recorder::{Kept, documented},
+};
 
 #[tokio::test(start_paused = true)]
 async fn figures_of_limits_queues_refusals_and_times_are_handed_over_under_bounded_labels() {
@@ -40,6 +44,7 @@ async fn figures_of_limits_queues_refusals_and_times_are_handed_over_under_bound
     peer.part().await;
     harness.handle.shutdown();
     exporting.await.expect("it ends with the server");
+    kept.has_only(&documented(include_str!("../../rpc-server/src/metrics.rs")));
     harness.assert_idle().await;
 }
 
@@ -54,6 +59,7 @@ async fn connections_that_are_too_many_are_handed_over_by_their_limit() {
     }
     harness.handle.record_metrics();
     assert_eq!(kept.get("connections_turned_away_total{limit=connections}"), 3);
+    kept.has_only(&documented(include_str!("../../rpc-server/src/metrics.rs")));
     first.part().await;
     harness.assert_idle().await;
 }
