@@ -97,11 +97,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .build()?
         .bind("127.0.0.1:0")
         .await?;
-    let (address, handle) = (server.local_addr().to_string(), server.handle());
+    let (address, handle) = (server.local_addr(), server.handle());
     let serving = tokio::spawn(server.serve());
 
     for token in ["sesame", "open", "guess"] {
-        let note: NoteClient = Client::builder(address.clone()).interceptor(Token(token)).build().service();
+        let note: NoteClient = Client::builder(address).interceptor(Token(token)).build().service();
         match note.write("buy milk".to_owned()).await {
             Ok(()) => println!("{token}: written"),
             Err(error) => println!("{token}: {error}"),

@@ -110,10 +110,10 @@ fn advice(error: &CallError) -> String {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::builder().service(LibraryServer::new(Shelf)).build()?.bind("127.0.0.1:0").await?;
-    let (address, handle) = (server.local_addr().to_string(), server.handle());
+    let (address, handle) = (server.local_addr(), server.handle());
     let serving = tokio::spawn(server.serve());
 
-    let library: LibraryClient = Client::new(address.clone()).service();
+    let library: LibraryClient = Client::new(address).service();
     println!("{}", library.title("9780131103627".to_owned()).await?);
     for isbn in ["9780000000002", "busy"] {
         let error = library.title(isbn.to_owned()).await.expect_err("it goes wrong");

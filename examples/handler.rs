@@ -145,7 +145,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .build()?
         .bind("127.0.0.1:0")
         .await?;
-    let (address, handle) = (server.local_addr().to_string(), server.handle());
+    let (address, handle) = (server.local_addr(), server.handle());
     let serving = tokio::spawn(server.serve());
 
     let greeter: GreeterClient = Client::new(address).service();

@@ -1,12 +1,12 @@
-//! A server whose figures Prometheus can fetch, with its settings from TOML, and a client that asks too much.
+//! A server and a client whose figures Prometheus can fetch. The server has its settings from TOML, and the client asks too much.
 //!
 //! `cargo run --release --example metrics --features metrics,config`, and meanwhile
-//! `curl http://127.0.0.1:9090/metrics`.
+//! `curl http://127.0.0.1:9090/metrics`. Another address may be given, and another time than ten seconds behind it.
 
-use std::{error::Error, time::Duration};
+use std::{env, error::Error, time::Duration};
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use sluicegate::{Client, Server, server::ServerSettings};
+use sluicegate::{Client, Server, client::MeasureCalls, server::ServerSettings};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -50,15 +50,19 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .measure_calls(true)
         .build()?;
     let bound = server.bind("127.0.0.1:0").await?;
-    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let (address, handle) = (bound.local_addr(), bound.handle());
     let serving = tokio::spawn(bound.serve());
     tokio::spawn(handle.clone().export_metrics(Duration::from_secs(1)));
 
-    let listener = TcpListener::bind("127.0.0.1:9090").await?;
-    println!("http://{}/metrics, for ten seconds", listener.local_addr()?);
+    let mut args = env::args().skip(1);
+    let listener = TcpListener::bind(args.next().unwrap_or_else(|| "127.0.0.1:9090".to_owned())).await?;
+    let seconds = args.next().map_or(Ok(10), |seconds| seconds.parse())?;
+    println!("http://{}/metrics, for {seconds} s", listener.local_addr()?);
     let endpoint = tokio::spawn(answer_prometheus(listener, recorder.clone()));
 
-    let reports: ReportsClient = Client::new(address).service();
+    let client = Client::builder(address).interceptor(MeasureCalls).build();
+    tokio::spawn(client.export_metrics("reports", Duration::from_secs(1)));
+    let reports: ReportsClient = client.service();
     let demand = async {
         loop {
             for _ in 0..40 {
@@ -69,7 +73,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             sleep(Duration::from_millis(100)).await;
         }
     };
-    let _: Result<(), _> = timeout(Duration::from_secs(10), demand).await;
+    let _: Result<(), _> = timeout(Duration::from_secs(seconds), demand).await;
     handle.shutdown();
     serving.await?;
     endpoint.abort();

@@ -7,7 +7,7 @@
 
 mod library;
 
-use std::{collections::BTreeMap, error::Error, time::Duration};
+use std::{collections::BTreeMap, error::Error, net::SocketAddr, time::Duration};
 
 use futures::future::join_all;
 use sluicegate::{CallError, Client, Executed, Server, Status, StatusCode, limit::Rate};
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .max_concurrent_calls(8)
         .build()?;
     let bound = server.bind("127.0.0.1:0").await?; // Port 0 is any that is free.
-    let address = bound.local_addr().to_string();
+    let address = bound.local_addr();
     let handle = bound.handle();
     let serving = tokio::spawn(bound.serve());
 
@@ -40,7 +40,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut told = Told::default();
 
     println!("\nLooking up and searching");
-    let library = connect(&address);
+    let library = connect(address);
     let book = told.hear(library.get_book(C_BOOK.to_owned()).await)?;
     println!("  get {C_BOOK}: {book}");
     // A call is a future, and has options. The server knows the deadline, too, and drops what
@@ -56,18 +56,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
     check(status.code() == StatusCode::NotFound, "the status says that there is no such book")?;
 
     println!("\nOne client makes 64 calls at once; 8 may be in flight");
-    let library = connect(&address);
+    let library = connect(address);
     let outcomes = join_all((0..64).map(|_| library.get_book(C_BOOK.to_owned()))).await;
     let refusal = told.hear_burst(outcomes, "global")?;
     told.come_back(&library, refusal).await?;
 
     println!("\nOne client makes 20 calls in a row; each may begin with 10, and then make 2 per second");
-    let library = connect(&address);
+    let library = connect(address);
     let refusal = told.hear_burst(in_a_row(&library, 20).await, "connection rate")?;
     told.come_back(&library, refusal).await?;
 
     println!("\nSix clients make 10 calls each; all together may begin with 40, of which some are spent by now");
-    let clients: Vec<_> = (0..6).map(|_| connect(&address)).collect();
+    let clients: Vec<_> = (0..6).map(|_| connect(address)).collect();
     let outcomes = join_all(clients.iter().map(|library| in_a_row(library, 10))).await;
     let refusal = told.hear_burst(outcomes.into_iter().flatten().collect(), "global rate")?;
     told.come_back(&clients[0], refusal).await?;
@@ -90,7 +90,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// A client of its own connection. It connects when there is a call to send; clones share it.
-fn connect(address: &str) -> LibraryClient {
+fn connect(address: SocketAddr) -> LibraryClient {
     Client::new(address).service()
 }
 

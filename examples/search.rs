@@ -68,7 +68,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let stacks = Stacks { shelf: Shelf::load()?, copies: 1_000, watch: Arc::clone(&watch) };
     let server = Server::builder().service(CatalogueServer::new(stacks)).max_concurrent_calls(64).build()?;
     let bound = server.bind("127.0.0.1:0").await?;
-    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let (address, handle) = (bound.local_addr(), bound.handle());
     let serving = tokio::spawn(bound.serve());
 
     let client = Client::new(address);

@@ -76,7 +76,7 @@
 //!     .service(ClockServer::new(Stopped))
 //!     .build()?;
 //! let bound = server.bind("127.0.0.1:0").await?; // or `bind_unix("/run/greeter.sock")`
-//! let address = bound.local_addr().to_string();
+//! let address = bound.local_addr();
 //! # let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
 //! # let stop_signal = async move { drop(stopped.await) };
 //! // Until the signal, such as `tokio::signal::ctrl_c()`; then calls that run may finish.
@@ -95,6 +95,58 @@
 //!
 //! A service's future is polled in its connection's task, so it must not block. What computes for
 //! milliseconds is marked `#[rpc(spawn)]`, what blocks `#[rpc(blocking)]`.
+//!
+//! An application that is there already, such as one of axum, serves calls beside its pages: on a second port, in the same
+//! runtime, with the same state. `examples/embed.rs` stops both by one signal as well.
+//!
+//! ```
+//! use std::sync::{
+//!     Arc,
+//!     atomic::{AtomicU64, Ordering::Relaxed},
+//! };
+//!
+//! use axum::{Router, extract::State, routing::get};
+//! use sluicegate::Server;
+//!
+//! #[derive(Default)]
+//! struct Visits(AtomicU64);
+//!
+//! #[sluicegate::service]
+//! trait Counter {
+//!     async fn visitors(&self) -> u64;
+//! }
+//!
+//! // The trait is implemented for what is shared.
+//! impl Counter for Visits {
+//!     async fn visitors(&self) -> u64 {
+//!         self.0.load(Relaxed)
+//!     }
+//! }
+//!
+//! async fn page(State(visits): State<Arc<Visits>>) -> String {
+//!     format!("visitor {}", visits.0.fetch_add(1, Relaxed) + 1)
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let visits = Arc::new(Visits::default());
+//! let calls = Server::builder().service(CounterServer::from_arc(Arc::clone(&visits))).build()?;
+//! let calls = calls.bind("127.0.0.1:0").await?;
+//! # let (address, handle) = (calls.local_addr(), calls.handle());
+//! let serving = tokio::spawn(calls.serve());
+//! let pages = Router::new().route("/", get(page)).with_state(Arc::clone(&visits));
+//! # let _unused = async {
+//! axum::serve(tokio::net::TcpListener::bind("127.0.0.1:8080").await?, pages).await
+//! # };
+//! # visits.0.store(3, Relaxed);
+//! # let counter: CounterClient = sluicegate::Client::new(address).service();
+//! # assert_eq!(counter.visitors().await?, 3);
+//! # drop(counter);
+//! # handle.shutdown();
+//! # serving.await?;
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # Call
 //!
@@ -132,6 +184,9 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! `.await` and `tokio::join!` take a call as it is. What asks for a future, such as `tokio::spawn`, `select!` or `join_all`,
+//! takes `greeter.greet(name).into_future()`.
 //!
 //! A program without a runtime waits: `greeter.greet(name).wait()?`, see
 //! [`Call::wait`](crate::client::Call::wait).
@@ -317,19 +372,114 @@
 //!
 //! - A [`Handler`](crate::server::Handler) sees every call before its body is decoded, and every response:
 //!   authentication, audit, tenants, limits. What it found out it puts beside the call, where the service
-//!   finds it: [`Context::extension`](crate::Context::extension).
+//!   finds it by its type: [`Context::extension`](crate::Context::extension). What holds for all calls of a connection
+//!   goes beside the connection: [`ConnectionInfo::insert`](crate::ConnectionInfo::insert).
 //! - An [`Interceptor`](crate::client::Interceptor) sees every call of a client, those with items included.
-//! - Behind the feature `tower`, layers of tower go around services (`server::tower::Layered`) and around the
-//!   unary calls of clients (`ClientBuilder::layer`).
 //!
-//! The examples `auth`, `handler` and `embed` show them at work.
+//! ```
+//! use std::sync::{Arc, Mutex};
+//!
+//! use sluicegate::{
+//!     ConnectionInfo, Context, OrStatus, Server, Status, StatusCode,
+//!     client::{Interceptor, Outgoing},
+//!     server::{Answer, Call, CallInfo, Decision, Handler, Outbound},
+//!     testing::InMemory,
+//! };
+//!
+//! #[sluicegate::service]
+//! trait Desk {
+//!     async fn whoami(&self, ctx: Context) -> Result<String, Status>;
+//! }
+//!
+//! struct Office;
+//!
+//! impl Desk for Office {
+//!     async fn whoami(&self, ctx: Context) -> Result<String, Status> {
+//!         let user: &User = ctx.extension().ok_or_else(|| Status::internal("nobody authenticates"))?;
+//!         let region = ctx.connection().get::<Region>();
+//!         Ok(format!("{} from {}", user.0, region.map_or("nowhere", |region| region.0)))
+//!     }
+//! }
+//!
+//! /// Authentication: by what a call says of its caller, and by its connection.
+//! struct Authenticate;
+//!
+//! struct User(String);
+//! struct Region(&'static str);
+//!
+//! impl Handler for Authenticate {
+//!     fn connected(&mut self, connection: &ConnectionInfo) {
+//!         connection.insert(Region(if connection.peer.is_some() { "afar" } else { "here" }));
+//!     }
+//!
+//!     fn inbound(&mut self, call: &mut Call<'_>) -> Decision {
+//!         match call.metadata().get_str("token") {
+//!             Some("sesame") => {
+//!                 call.extensions_mut().insert(User("Ada".to_owned()));
+//!                 Decision::Pass
+//!             }
+//!             _ => Decision::Answer(Status::unauthenticated("this token is nobody's")),
+//!         }
+//!     }
+//! }
+//!
+//! /// Audit: what became of every call, whoever decided it.
+//! struct Audit(Arc<Mutex<Vec<String>>>);
+//!
+//! impl Handler for Audit {
+//!     fn outbound(&mut self, call: &CallInfo<'_>, response: &mut Outbound<'_>) {
+//!         let method = call.method.map_or("unknown", |method| method.path());
+//!         let outcome = match response.answer() {
+//!             Answer::Reply(_) => "served".to_owned(),
+//!             Answer::Status(status) => status.code().to_string(),
+//!             _ => "refused".to_owned(),
+//!         };
+//!         self.0.lock().unwrap().push(format!("{method}: {outcome}"));
+//!     }
+//! }
+//!
+//! /// The client's side: says who it is, with every call.
+//! struct Token(&'static str);
+//!
+//! impl Interceptor for Token {
+//!     fn before(&self, call: &mut Outgoing<'_>) -> Result<(), Status> {
+//!         call.insert("token", self.0).or_internal("this is no metadata")
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let log = Arc::default();
+//! let audited = Arc::clone(&log);
+//! let server = Server::builder().service(DeskServer::new(Office)).pipeline(move |pipeline, _connection| {
+//!     // In front of all limits, so that strangers use up nothing of them; the audit in front of that.
+//!     pipeline.add_first("authenticate", Authenticate).add_first("audit", Audit(Arc::clone(&audited)));
+//! });
+//! let server = InMemory::new(server.build()?);
+//!
+//! let desk: DeskClient = server.client_builder().interceptor(Token("sesame")).build().service();
+//! assert_eq!(desk.whoami().await?, "Ada from here");
+//! let stranger: DeskClient = server.client().service();
+//! assert_eq!(stranger.whoami().await.unwrap_err().code(), StatusCode::Unauthenticated);
+//! assert_eq!(*log.lock().unwrap(), ["Desk/whoami: served", "Desk/whoami: unauthenticated"]);
+//! # drop((desk, stranger));
+//! # server.assert_idle().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Behind the feature `tower`, layers of tower go around services (`server::tower::Layered`) and around the unary calls
+//! of clients (`ClientBuilder::layer`); both have an example where they are described. The examples `auth`, `handler` and
+//! `embed` are whole programs.
 //!
 //! # Observe
 //!
 //! [`ServerHandle::snapshot`](crate::server::ServerHandle::snapshot) has exact figures at any moment: in flight,
 //! permits acquired, released and held, refused by each limit, connections, bytes that wait. `trace_calls(true)`
 //! on the builders puts each call into a span of `tracing` and tells how it ended. A W3C `traceparent` in the
-//! metadata is carried on to the calls that a service makes.
+//! metadata is carried on to the calls that a service makes. With the feature `metrics`, `ServerHandle::export_metrics`
+//! and `Client::export_metrics` hand the figures to the `metrics` facade, under names and labels that their docs list;
+//! `examples/metrics.rs` shows them to Prometheus.
 //!
 //! ```
 //! # #[sluicegate::service]

@@ -36,7 +36,7 @@
 //! let (address, handle) = (server.local_addr(), server.handle());
 //! let serving = tokio::spawn(server.serve());
 //!
-//! let greeter: GreeterClient = Client::new(address.to_string()).service();
+//! let greeter: GreeterClient = Client::new(address).service();
 //! let greeting = greeter.greet("Ada".to_owned()).timeout(Duration::from_secs(1)).await?;
 //! assert_eq!(greeting, "Good day, Ada.");
 //!
@@ -83,7 +83,7 @@
 //! let address = server.local_addr();
 //! tokio::spawn(server.serve());
 //!
-//! let counter: CounterClient = Client::new(address.to_string()).service();
+//! let counter: CounterClient = Client::new(address).service();
 //! let (mut numbers, mut sum) = (counter.count(1_000_000), 0);
 //! while let Some(number) = numbers.message().await? {
 //!     sum += number;
@@ -107,7 +107,7 @@
 //! | `server`, `client`, `macros` | both ends and the macros; on by default |
 //! | `json`, `messagepack`, `postcard` | codecs beside bincode |
 //! | `config` | settings of servers and clients from TOML, or from whatever else serde reads |
-//! | `metrics` | the server's figures for the `metrics` facade |
+//! | `metrics` | the figures of servers and clients for the `metrics` facade |
 //! | `testing` | the module `testing`: a server and its clients in memory |
 //! | `tower` | layers of tower around services and around clients |
 #![forbid(unsafe_code)]
@@ -120,7 +120,7 @@ pub use rpc_codec::{CodecId, Detail, PayloadError, TypedDetails, payload::bytes}
 pub use rpc_core::{
     AnyDetail, CallId, ConnectionId, ConnectionInfo, Context, Deadline, DomainError, ErrorInfo, Executed, Extensions,
     ItemSender, Metadata, MetadataError, MethodId, OrStatus, Refusal, RefusalReason, Refused, Status, StatusCode,
-    Stream, Streaming, TraceParent, limit,
+    Stream, Streaming, TraceParent, TraceParentError, limit,
 };
 #[cfg(feature = "macros")]
 pub use rpc_macros::{DomainError, service};

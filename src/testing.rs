@@ -32,7 +32,7 @@
 
 use std::time::Duration;
 
-use rpc_client::{Client, ClientBuilder, ClientSnapshot};
+use rpc_client::{Client, ClientBuilder};
 use rpc_server::{Server, ServerHandle};
 use tokio::{io::duplex, time::sleep};
 
@@ -89,16 +89,22 @@ impl InMemory {
 ///
 /// # Panics
 ///
-/// Something is left; the message has all figures.
+/// Something is left; the message says what, which calls, and what that comes of.
 pub async fn assert_idle(server: &ServerHandle) {
-    for _ in 0..CLOSE_TIME_MS {
-        if server.snapshot().is_idle() {
-            return;
-        }
-        sleep(Duration::from_millis(1)).await;
+    if becomes(|| server.snapshot().is_idle()).await {
+        return;
     }
     let snapshot = server.snapshot();
-    assert!(snapshot.is_idle(), "the server is not idle: {snapshot:#?}");
+    let calls: Vec<_> = server.limits().holders().await.iter().map(|call| call.method.clone()).collect();
+    let why = match (calls.is_empty(), snapshot.connections) {
+        (false, _) => {
+            "a call goes on: it was not awaited to its end, nor dropped, or its stream or a `Context::hold` is kept"
+        }
+        (true, 1..) => "somebody is connected: drop every client, the generated ones and their clones included",
+        (true, 0) => "nobody is connected, so something was not given back, such as a `Context::hold`",
+    };
+    let left: Vec<_> = snapshot.left().collect();
+    panic!("the server is not idle: {why}\n  calls: {calls:?}\n  left: {left:?}\n{snapshot:#?}");
 }
 
 /// Waits, as long as [`assert_idle`], until no call of the client is out or waits, and no byte is
@@ -106,16 +112,27 @@ pub async fn assert_idle(server: &ServerHandle) {
 ///
 /// # Panics
 ///
-/// Something is left; the message has all figures.
+/// Something is left; the message says what, and what that comes of.
 pub async fn assert_client_idle(client: &Client) {
+    if becomes(|| client.snapshot().is_idle()).await {
+        return;
+    }
+    let snapshot = client.snapshot();
+    let left: Vec<_> = snapshot.left().collect();
+    let why =
+        "a call was not awaited to its end, nor dropped, or its stream is kept, or the client still tries to connect";
+    panic!("the client is not idle: {why}\n  left: {left:?}\n{snapshot:#?}");
+}
+
+/// Whether it is so within the time that a connection may take to close.
+async fn becomes(is_so: impl Fn() -> bool) -> bool {
     for _ in 0..CLOSE_TIME_MS {
-        if client.snapshot().is_idle() {
-            return;
+        if is_so() {
+            return true;
         }
         sleep(Duration::from_millis(1)).await;
     }
-    let snapshot: ClientSnapshot = client.snapshot();
-    assert!(snapshot.is_idle(), "the client is not idle: {snapshot:#?}");
+    is_so()
 }
 
 /// A pipe takes so many bytes that nobody has read.

@@ -96,16 +96,6 @@ fn errors_are_told_with_what_to_do_about_each() {
 
 #[test]
 fn embed_serves_pages_and_calls_with_one_state_and_stops_both() {
-    use std::{io::Write, net::TcpStream};
-
-    fn get(address: &str, path: &str) -> String {
-        let mut socket = TcpStream::connect(address).expect("it listens");
-        write!(socket, "GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").expect("it reads");
-        let mut text = String::new();
-        socket.read_to_string(&mut text).expect("it answers");
-        text
-    }
-
     let mut process = Process::start("embed", &[]);
     let mut lines = BufReader::new(process.0.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
     let ready = lines.next().expect("it says where it listens");
@@ -123,6 +113,32 @@ fn embed_serves_pages_and_calls_with_one_state_and_stops_both() {
     process.signal("INT");
     assert_eq!(lines.next().as_deref(), Some("both have stopped, 0 calls were cut off"));
     assert!(process.0.wait().expect("it is our child").success());
+}
+
+#[cfg(all(feature = "metrics", feature = "config"))]
+#[test]
+fn metrics_shows_prometheus_the_figures_of_server_and_client() {
+    let mut process = Process::start("metrics", &["127.0.0.1:0", "120"]);
+    let mut lines = BufReader::new(process.0.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
+    let ready = lines.next().expect("it says where it listens");
+    let address = ready.trim_start_matches("http://").split('/').next().expect("an address");
+    // Both export once a second.
+    let wanted = [
+        "sluicegate_max{limit=\"Reports/yearly\"} 2",
+        "sluicegate_refused_total{by=\"Reports/yearly\"}",
+        "sluicegate_service_seconds{method=\"Reports/daily\",quantile=",
+        "sluicegate_client_connects_total{client=\"reports\"} 1",
+        "sluicegate_client_call_seconds_count{method=\"Reports/yearly\",code=\"RESOURCE_EXHAUSTED\"}",
+    ];
+    let mut page = get(address, "/metrics");
+    while !wanted.iter().all(|line| page.contains(line)) {
+        assert!(
+            process.0.try_wait().expect("it is our child").is_none(),
+            "it ended, and never said all of that: {page}"
+        );
+        page = get(address, "/metrics");
+    }
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
 }
 
 #[test]
@@ -329,6 +345,15 @@ impl Server {
         assert_eq!(event["event"], name, "{line}");
         event
     }
+}
+
+/// What a server of HTTP answers.
+fn get(address: &str, path: &str) -> String {
+    let mut socket = std::net::TcpStream::connect(address).expect("it listens");
+    write!(socket, "GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").expect("it reads");
+    let mut text = String::new();
+    socket.read_to_string(&mut text).expect("it answers");
+    text
 }
 
 /// An example as a process. It does not outlive its test.

@@ -16,11 +16,14 @@ mod shims;
 
 #[path = "macro_service/arguments.rs"]
 mod arguments;
+#[path = "macro_service/names.rs"]
+mod names;
 #[path = "macro_service/several.rs"]
 mod several;
 
 /// What the macro wrote for the service whose expansion is kept, as any other code.
 #[allow(
+    dead_code,
     unexpected_cfgs,
     unreachable_pub,
     reason = "it was written for a crate with other features, which is a library"

@@ -1,16 +1,14 @@
 //! A service in a crate that allows nothing.
-#![forbid(
-    unused_mut,
-    unreachable_patterns,
-    missing_docs,
-    unreachable_pub,
-    missing_debug_implementations,
-    unsafe_code,
-    unused_qualifications
-)]
-#![deny(warnings, unused, rust_2018_idioms, single_use_lifetimes, unnameable_types, unused_results)]
+//!
+//! `test.sh` has clippy look at it as well. One thing cannot be: `forbid(deprecated)` beside a service with a `#[deprecated]`
+//! method or name, which the server speaks of all the same, under an `allow`. `deny(deprecated)` can.
+#![forbid(unsafe_code, missing_docs, dead_code, unused, unreachable_pub, missing_debug_implementations)]
+#![forbid(unused_qualifications, unreachable_patterns)]
+#![forbid(warnings)]
+#![deny(clippy::all, clippy::pedantic)]
+#![deny(rust_2018_idioms, single_use_lifetimes, unnameable_types, unused_results)]
 
-use sluicegate::{Bytes, Context, Status};
+use sluicegate::{Bytes, Context, ItemSender, Status, Stream, Streaming};
 
 /// The books.
 #[sluicegate::service(package = "acme.v1")]
@@ -30,6 +28,15 @@ pub trait Library {
     /// Bytes, and blocks.
     #[rpc(blocking, name = "scan")]
     fn scan_pages(&self, body: Bytes) -> Bytes;
+    /// What it was called once.
+    #[deprecated = "it is `get_book` now"]
+    async fn find_book(&self, isbn: String) -> Result<u16, Status>;
+    /// Items from the server.
+    async fn list(&self) -> Result<impl Stream<Item = Result<u16, Status>> + Send, Status>;
+    /// Items from the client.
+    async fn add(&self, books: Streaming<u16>) -> Result<u64, Status>;
+    /// Both ways.
+    async fn trade(&self, ctx: Context, books: Streaming<u16>, out: ItemSender<Bytes>) -> Result<(), Status>;
 }
 
 /// What can go wrong.
@@ -95,6 +102,27 @@ impl Library for Shelf {
     fn scan_pages(&self, body: Bytes) -> Bytes {
         body
     }
+
+    async fn find_book(&self, isbn: String) -> Result<u16, Status> {
+        self.get_book(isbn).await
+    }
+
+    async fn list(&self) -> Result<impl Stream<Item = Result<u16, Status>> + Send, Status> {
+        Ok(futures::stream::empty())
+    }
+
+    async fn add(&self, mut books: Streaming<u16>) -> Result<u64, Status> {
+        let mut count = 0;
+        while books.message().await?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    async fn trade(&self, _ctx: Context, books: Streaming<u16>, out: ItemSender<Bytes>) -> Result<(), Status> {
+        drop((books, out));
+        Ok(())
+    }
 }
 
 mod unused {
@@ -116,8 +144,38 @@ mod only_called {
     }
 }
 
+mod only_named {
+    #[sluicegate::service]
+    pub(crate) trait Remote {
+        async fn one(&self) -> u8;
+        #[rpc(blocking)]
+        fn two(&self) -> u8;
+    }
+
+    struct Real;
+
+    impl Remote for Real {
+        async fn one(&self) -> u8 {
+            1
+        }
+
+        fn two(&self) -> u8 {
+            2
+        }
+    }
+
+    fn len_of<R: Remote>(_: &R) -> usize {
+        size_of::<R>()
+    }
+
+    pub(crate) fn real() -> usize {
+        len_of(&Real)
+    }
+}
+
 #[test]
 fn it_compiles_without_a_warning_and_can_be_served_and_called() {
     let _server = LibraryServer::new(Shelf);
     let _client = only_called::client();
+    assert_eq!(only_named::real(), 0);
 }

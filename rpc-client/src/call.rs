@@ -172,6 +172,9 @@ impl WireForm<Bytes, Bytes> for Untouched {
 /// Options are set before it is awaited. Within a call that a server runs, it inherits what is left
 /// of that call's deadline, its class and its trace.
 ///
+/// It is what becomes a future, and has still options. Where a future is asked for, as by `tokio::spawn`, `select!` or
+/// `join_all`, `call.into_future()` is one.
+///
 /// Where the server welcomes no more calls at once, calls wait in line. One whose turn has come keeps it until it is polled, so
 /// await it or drop it: left aside, it keeps those behind it waiting as well.
 ///

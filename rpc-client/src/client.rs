@@ -31,15 +31,15 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the server at `address`, such as `127.0.0.1:7000` or `books.internal:7000`. The
-    /// name is resolved at every attempt to connect.
-    pub fn new(address: impl Into<String>) -> Self {
+    /// A client of the server at `address`: a `SocketAddr`, or text such as `127.0.0.1:7000` or
+    /// `books.internal:7000`. A name is resolved at every attempt to connect.
+    pub fn new(address: impl fmt::Display) -> Self {
         Self::builder(address).build()
     }
 
-    /// A client of the server at `address`, to be configured.
-    pub fn builder(address: impl Into<String>) -> ClientBuilder {
-        let address = address.into();
+    /// A client of the server at `address`, as for [`Client::new`], to be configured.
+    pub fn builder(address: impl fmt::Display) -> ClientBuilder {
+        let address = address.to_string();
         let peer = Arc::from(address.as_str());
         ClientBuilder::of(peer, Target::Tcp(address))
     }
@@ -93,6 +93,16 @@ impl Client {
 
     pub(crate) fn from_shared(shared: Arc<Shared>) -> Self {
         Self { shared }
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self.shared.lock().phase, Phase::Closed)
     }
 
     #[cfg(feature = "tower")]
@@ -162,6 +172,11 @@ impl fmt::Debug for Client {
 
 /// A generated client of one service. It has no constructor of its own, so that none can have the
 /// name of one of the service's methods; [`Client::service`] makes it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a client type that `#[sluicegate::service]` made",
+    label = "a trait `Library` has the client type `LibraryClient`",
+    note = "write the type where the client is made: `let library: LibraryClient = client.service();`"
+)]
 pub trait ServiceClient {
     /// The client of the service, over `client`'s connection.
     fn from_client(client: Client) -> Self;

@@ -51,8 +51,20 @@ impl ClientSnapshot {
     /// Whether nothing is under way: no call is out or waits, no byte is buffered, and no attempt to
     /// connect is made. There may be an open connection.
     pub fn is_idle(&self) -> bool {
-        let waiting = self.waiting_for_connection + self.waiting_for_room + self.connecting;
-        self.calls + waiting + self.outbound_bytes + self.inbound_bytes == 0
+        self.left().next().is_none()
+    }
+
+    /// What is under way: the gauges that are not zero, by the names of their fields. None, if the client is idle.
+    pub fn left(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let gauges = [
+            ("calls", self.calls),
+            ("waiting_for_connection", self.waiting_for_connection),
+            ("waiting_for_room", self.waiting_for_room),
+            ("outbound_bytes", self.outbound_bytes),
+            ("inbound_bytes", self.inbound_bytes),
+            ("connecting", self.connecting),
+        ];
+        gauges.into_iter().filter(|(_, value)| *value > 0)
     }
 }
 

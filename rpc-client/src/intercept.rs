@@ -30,6 +30,11 @@ use crate::{call::Method, clock, error::CallError};
 /// let client = Client::builder("127.0.0.1:7000").interceptor(Token("secret".to_owned())).build();
 /// # drop(client);
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no interceptor of calls",
+    label = "it does not implement `sluicegate::client::Interceptor`",
+    note = "`impl Interceptor for {Self}` with `fn before(&self, call: &mut Outgoing<'_>) -> Result<(), Status>`, or `after`, or both"
+)]
 pub trait Interceptor: Send + Sync + 'static {
     /// A call that is about to be sent. Interceptors see it first to last.
     ///

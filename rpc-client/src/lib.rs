@@ -46,6 +46,8 @@ mod gauges;
 mod intercept;
 mod items;
 mod line;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod noise;
 mod parting;
 mod queue;
@@ -76,6 +78,8 @@ pub use client::{Client, Response, ServiceClient};
 pub use error::{CallError, LostCause};
 pub use gauges::ClientSnapshot;
 pub use intercept::{Finished, Interceptor, Outcome, Outgoing};
+#[cfg(feature = "metrics")]
+pub use metrics::MeasureCalls;
 #[cfg(feature = "config")]
 pub use rpc_codec::settings::SettingsError;
 pub use rpc_codec::{Coded, DecodeItem, EncodeItem, Plain};

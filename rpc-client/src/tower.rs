@@ -88,6 +88,15 @@ impl ClientBuilder {
     /// An error of a layer that is a [`CallError`] is the caller's as it is; another is
     /// [`CallError::Layer`]. [`CallError::executed`] speaks of the one time that the error is from: behind a layer that
     /// sends calls again, *never* does not mean that no earlier one was executed. Such a layer asks it of every error.
+    ///
+    /// ```
+    /// use rpc_client::Client;
+    /// use tower::limit::ConcurrencyLimitLayer;
+    ///
+    /// // No more than eight calls of this client are out at once; the others wait here.
+    /// let client = Client::builder("127.0.0.1:7000").layer(ConcurrencyLimitLayer::new(8)).build();
+    /// # drop(client);
+    /// ```
     pub fn layer<L>(mut self, layer: L) -> Self
     where
         L: Layer<Next> + Send + 'static,

@@ -54,9 +54,9 @@ fn service_trait(service: &Service) -> TokenStream {
             fn #ident(#receiver #(, #arguments)*) -> impl #future<Output = #output> + #send;
         }
     });
+    let ident = defined(ident);
     code! {
         #(#attrs)*
-        #[allow(dead_code)]
         #vis trait #ident: #(#supertraits +)* ::core::marker::Send + ::core::marker::Sync + 'static {
             #(#methods)*
         }
@@ -71,17 +71,16 @@ fn server(service: &Service) -> TokenStream {
     let methods = service.methods.iter().map(|method| registration(service, method));
     let debug_name = server.unraw().to_string();
     let limits = service_limits(service);
+    let definition = defined(server);
     code! {
         #conditions
         #[doc = #doc]
-        #[allow(dead_code)]
-        #vis struct #server<#parameter> {
+        #vis struct #definition<#parameter> {
             service: ::std::sync::Arc<#parameter>,
         }
 
         #of_impl
         #allow_deprecated
-        #[allow(dead_code)]
         impl<#parameter: #ident> #server<#parameter> {
             /// Serves `service`. One that is in an `Arc` already goes to [`Self::from_arc`].
             #[must_use]
@@ -267,13 +266,13 @@ fn client(service: &Service) -> TokenStream {
     let allow_deprecated = attrs::allow_deprecated(attrs);
     let parting = attrs::has_docs(attrs).then(|| code!(#[doc = ""]));
     let methods = service.methods.iter().map(|method| function(service, method));
+    let definition = defined(client);
     code! {
         #[doc = #doc]
         #parting
         #of_type
         #[derive(::core::clone::Clone, ::core::fmt::Debug)]
-        #[allow(dead_code)]
-        #vis struct #client {
+        #vis struct #definition {
             client: #facade::Client,
         }
 
@@ -287,7 +286,6 @@ fn client(service: &Service) -> TokenStream {
 
         #of_impl
         #allow_deprecated
-        #[allow(dead_code)]
         impl #client {
             #(#methods)*
         }
@@ -297,7 +295,8 @@ fn client(service: &Service) -> TokenStream {
 /// The client's function for one method.
 fn function(service: &Service, method: &Method) -> TokenStream {
     let Service { facade, vis, wire_name: service_name, .. } = service;
-    let Method { ident, wire_name, value, spans, .. } = method;
+    let Method { wire_name, value, spans, .. } = method;
+    let ident = defined(&method.ident);
     let attrs = attrs::of_function(&method.attrs);
     let doc = (!attrs::has_docs(&method.attrs)).then(|| {
         let doc = format!("Calls `{service_name}/{wire_name}`.");
@@ -382,6 +381,14 @@ fn at(span: Span) -> Span {
     Span::mixed_site().located_at(span)
 }
 
+/// The name where it is defined. It is the macro's and stands in the user's code: the compiler does not say of it that nobody
+/// uses it, and needs no `allow` for that, which would be an error under a `forbid`.
+pub(crate) fn defined(ident: &Ident) -> Ident {
+    let mut ident = ident.clone();
+    ident.set_span(at(ident.span()));
+    ident
+}
+
 /// A link of rustdoc, which knows no raw names.
 fn link(ident: &Ident) -> String {
     let name = ident.unraw();
@@ -437,7 +444,6 @@ mod tests {
     fn the_trait_has_futures_that_can_be_sent() {
         let expected = quote! {
             /// The books.
-            #[allow(dead_code)]
             pub trait Library: Described + ::core::marker::Send + ::core::marker::Sync + 'static {
                 /// Finds a book.
                 fn get_book(&self, isbn: String)
@@ -553,7 +559,6 @@ mod tests {
             #[doc = ""]
             /// The books.
             #[derive(::core::clone::Clone, ::core::fmt::Debug)]
-            #[allow(dead_code)]
             pub struct Reader {
                 client: ::sluicegate::Client,
             }
@@ -564,7 +569,6 @@ mod tests {
                 }
             }
 
-            #[allow(dead_code)]
             impl Reader {
                 /// Finds a book.
                 pub fn get_book(&self, isbn: String) -> ::sluicegate::client::Call<(String,), Book> {

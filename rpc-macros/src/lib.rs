@@ -25,7 +25,12 @@ use crate::model::Service;
 
 /// Makes a service of a trait: something to implement, a server and a client.
 ///
-/// ```text
+/// ```
+/// # use std::{collections::BTreeMap, time::Duration};
+/// # use serde::{Deserialize, Serialize};
+/// # use sluicegate::{CallError, Client, Server, Status, server::BuildError};
+/// # #[derive(Clone, Serialize, Deserialize)]
+/// # pub struct Book;
 /// /// The books of a library.
 /// #[sluicegate::service]
 /// pub trait Library {
@@ -36,20 +41,28 @@ use crate::model::Service;
 ///     async fn count(&self) -> u64;
 /// }
 ///
-/// struct Shelf { .. }
+/// struct Shelf(BTreeMap<String, Book>);
 ///
 /// impl Library for Shelf {
-///     async fn get_book(&self, isbn: String) -> Result<Book, Status> { .. }
-///     async fn count(&self) -> u64 { .. }
+///     async fn get_book(&self, isbn: String) -> Result<Book, Status> {
+///         self.0.get(&isbn).cloned().ok_or_else(|| Status::not_found("no such book"))
+///     }
+///
+///     async fn count(&self) -> u64 {
+///         self.0.len() as u64
+///     }
 /// }
 ///
-/// let service = LibraryServer::new(Shelf { .. });      // give it to a `Server`
-/// let client = client.service::<LibraryClient>();      // of a `Client`
-/// let book = client.get_book(isbn).timeout(t).await?;
+/// # fn serve(shelf: Shelf) -> Result<Server, BuildError> {
+/// let server = Server::builder().service(LibraryServer::new(shelf)).build()?;
+/// # Ok(server)
+/// # }
+/// # async fn call(client: Client, isbn: String, t: Duration) -> Result<Book, CallError> {
+/// let library: LibraryClient = client.service();
+/// let book = library.get_book(isbn).timeout(t).await?;
+/// # Ok(book)
+/// # }
 /// ```
-///
-/// This one cannot run here, for this crate does not know the facade; the one in the docs of the
-/// crate `sluicegate` does.
 ///
 /// # What is written
 ///
@@ -61,6 +74,9 @@ use crate::model::Service;
 /// - **`LibraryClient`**, a `sluicegate::client::ServiceClient` with one function per method, each
 ///   with the docs, `cfg`, `deprecated`, `must_use` and lint levels of the method. It has no other
 ///   functions of its own, so a method may be called `new`, `call` or `connect`.
+///
+/// It has docs wherever the trait has, and no warning of rustc's or clippy's, whatever is denied or forbidden around it and
+/// whether it is used or not; but a service with something `#[deprecated]` is an error under `forbid(deprecated)`.
 ///
 /// # Methods
 ///
@@ -143,18 +159,44 @@ pub fn service(args: proc_macro::TokenStream, item: proc_macro::TokenStream) -> 
 
 /// Makes an error type a `sluicegate::DomainError`, which converts into a `Status` with `?`.
 ///
-/// ```text
-/// #[derive(Debug, thiserror::Error, sluicegate::DomainError)]
+/// ```
+/// # use std::{fmt, io, time::Duration};
+/// # use sluicegate::{Status, StatusCode};
+/// #[derive(Debug, sluicegate::DomainError)]
 /// #[rpc(domain = "library.example")]
 /// enum LibraryError {
-///     #[error("no book has the ISBN {isbn}")]
 ///     #[rpc(code = NotFound)]
-///     NoSuchBook { #[rpc(metadata)] isbn: String },
-///
-///     #[error("the desk is busy")]
+///     NoSuchBook {
+///         #[rpc(metadata)]
+///         isbn: String,
+///     },
 ///     #[rpc(code = Unavailable, reason = "DESK_BUSY")]
-///     Busy { #[rpc(retry_delay)] come_back_in: Duration, #[source] cause: io::Error },
+///     Busy {
+///         #[rpc(retry_delay)]
+///         come_back_in: Duration,
+///         cause: io::Error,
+///     },
 /// }
+/// #
+/// # impl fmt::Display for LibraryError {
+/// #     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+/// #         f.write_str("it went wrong")
+/// #     }
+/// # }
+/// #
+/// # impl std::error::Error for LibraryError {}
+///
+/// fn find(isbn: String) -> Result<(), Status> {
+///     Err(LibraryError::NoSuchBook { isbn })?
+/// }
+///
+/// let status = find("9780131103627".to_owned()).unwrap_err();
+/// assert_eq!(status.code(), StatusCode::NotFound);
+/// assert!(status.has_reason("library.example", "NO_SUCH_BOOK"));
+/// # let busy = LibraryError::Busy { come_back_in: Duration::from_secs(1), cause: io::ErrorKind::Other.into() };
+/// # let LibraryError::Busy { cause, .. } = &busy else { panic!() };
+/// # assert_eq!(cause.kind(), io::ErrorKind::Other);
+/// # assert_eq!(Status::from(busy).retry_delay(), Some(Duration::from_secs(1)));
 /// ```
 ///
 /// The message is what the error displays; how, is its own business, or that of a crate such as
@@ -180,6 +222,7 @@ fn refused(error: &syn::Error, item: TokenStream) -> TokenStream {
     item.items.retain(|item| !matches!(item, TraitItem::Macro(_) | TraitItem::Verbatim(_)));
     item.modifiers.auto_token = None;
     // `Self` may be among its errors.
+    item.ident = expand::defined(&item.ident);
     item.colon_token.get_or_insert_default();
     item.supertraits.push(parse_quote!(::core::marker::Sized));
     for item in &mut item.items {
@@ -196,7 +239,7 @@ fn refused(error: &syn::Error, item: TokenStream) -> TokenStream {
     }
     quote! {
         #error
-        #[allow(async_fn_in_trait, dead_code)]
+        #[allow(async_fn_in_trait)]
         #item
     }
 }

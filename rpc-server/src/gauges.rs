@@ -17,6 +17,7 @@ use rpc_core::{
 use crate::{
     cut::CutCounts,
     limits::{Limits, TenantsSnapshot},
+    turned_away::TurnedAwayCounts,
 };
 
 /// The figures of a server at one moment.
@@ -90,18 +91,41 @@ pub struct Snapshot {
     /// for too many frames that open no call, and `age` for those that were told to go when they
     /// reached it.
     pub connections_cut: BTreeMap<&'static str, u64>,
+    /// Connections that were too many, by the limit, those that refused any: `connections` for
+    /// [`max_connections`](crate::ServerBuilder::max_connections), `address connections` for
+    /// [`max_connections_per_address`](crate::ServerBuilder::max_connections_per_address). Each was closed, and never
+    /// among the open ones.
+    pub connections_turned_away: BTreeMap<&'static str, u64>,
 }
 
 impl Snapshot {
     /// Whether nobody is connected and nothing is left of anybody: no call is in flight or parked, no
     /// permit held, no byte buffered. The counters of what has happened do not matter.
     pub fn is_idle(&self) -> bool {
-        let calls = [self.calls.held, self.blocking.held, self.calls_parked, self.calls_waiting, self.services_running];
-        let connections = [self.connections, self.handshakes];
-        let bytes = [self.buffered_bytes, self.body_bytes, self.inbound_bytes, self.frame_bytes];
-        let streams = [self.streams, self.stream_bytes];
-        let limits = self.limits.values().all(|limit| limit.held == 0) && self.tenants.held == 0;
-        limits && calls.iter().chain(&connections).chain(&bytes).chain(&streams).all(|&n| n == 0)
+        self.left().next().is_none()
+    }
+
+    /// What is left of somebody: the gauges that are not zero, by the names of their fields or limits. None, if the
+    /// server is idle.
+    pub fn left(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let limits = self.limits.iter().map(|(name, limit)| (*name, limit.held));
+        let gauges = [
+            ("calls", self.calls.held),
+            ("blocking", self.blocking.held),
+            ("calls_parked", self.calls_parked),
+            ("calls_waiting", self.calls_waiting),
+            ("services_running", self.services_running),
+            ("tenants", self.tenants.held),
+            ("connections", self.connections),
+            ("handshakes", self.handshakes),
+            ("buffered_bytes", self.buffered_bytes),
+            ("streams", self.streams),
+            ("stream_bytes", self.stream_bytes),
+            ("body_bytes", self.body_bytes),
+            ("inbound_bytes", self.inbound_bytes),
+            ("frame_bytes", self.frame_bytes),
+        ];
+        gauges.into_iter().chain(limits).filter(|(_, value)| *value > 0)
     }
 }
 
@@ -132,6 +156,7 @@ pub(crate) struct Gauges {
     pub(crate) frames_ignored: AtomicU64,
     pub(crate) accept_errors: AtomicU64,
     pub(crate) cuts: CutCounts,
+    pub(crate) turned_away: TurnedAwayCounts,
 }
 
 impl Gauges {
@@ -163,6 +188,7 @@ impl Gauges {
             frames_ignored: AtomicU64::new(0),
             accept_errors: AtomicU64::new(0),
             cuts: CutCounts::default(),
+            turned_away: TurnedAwayCounts::default(),
         }
     }
 
@@ -196,6 +222,7 @@ impl Gauges {
             frames_ignored: self.frames_ignored.load(Ordering::Relaxed),
             accept_errors: self.accept_errors.load(Ordering::Relaxed),
             connections_cut: self.cuts.snapshot(),
+            connections_turned_away: self.turned_away.snapshot(),
         }
     }
 }
@@ -267,10 +294,11 @@ pub(crate) const CONNECTION_BODIES: &str = "connection bodies";
 pub(crate) const BYTES: &str = "bytes";
 pub(crate) const PRIORITY: &str = "priority";
 pub(crate) const CONNECTIONS: &str = "connections";
+pub(crate) const ADDRESS_CONNECTIONS: &str = "address connections";
 pub(crate) const TENANT: &str = "tenant";
 pub(crate) const TENANT_RATE: &str = "tenant rate";
 /// What no limit of the user's may be called.
-pub(crate) const RESERVED_NAMES: [&str; 15] = [
+pub(crate) const RESERVED_NAMES: [&str; 16] = [
     GLOBAL,
     CONNECTION,
     BLOCKING,
@@ -283,6 +311,7 @@ pub(crate) const RESERVED_NAMES: [&str; 15] = [
     CONNECTION_BODIES,
     BYTES,
     CONNECTIONS,
+    ADDRESS_CONNECTIONS,
     PRIORITY,
     TENANT,
     TENANT_RATE,

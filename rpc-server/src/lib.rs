@@ -75,6 +75,7 @@ mod sync;
 mod timer;
 #[cfg(feature = "tower")]
 pub mod tower;
+mod turned_away;
 mod unary;
 #[cfg(unix)]
 mod unix;

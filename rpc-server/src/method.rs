@@ -25,6 +25,11 @@ use crate::{
 /// What a service gives to a server: its methods, by name.
 ///
 /// `#[sluicegate::service]` writes the implementation.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a server type that `#[sluicegate::service]` made",
+    label = "a trait `Library` has the server type `LibraryServer`",
+    note = "to serve an implementation of `Library`, give `LibraryServer::new(..)`, or `LibraryServer::from_arc(..)` of an `Arc`"
+)]
 pub trait Service {
     /// The name on the wire, `package.Service`.
     fn name(&self) -> &str;

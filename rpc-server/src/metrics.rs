@@ -29,6 +29,7 @@ use crate::{Snapshot, live::LimitInfo, server::ServerHandle};
 /// | `sluicegate_inbound_bytes` | gauge | | bytes received whose frames are not whole, or wait their turn |
 /// | `sluicegate_items_paced_total` | counter | | items of clients that had to wait for a rate |
 /// | `sluicegate_connections_cut_total` | counter | `reason` | connections given up |
+/// | `sluicegate_connections_turned_away_total` | counter | `limit` | connections that were too many, of the server or of their address |
 /// | `sluicegate_panics_total` | counter | | panics that cost a call |
 /// | `sluicegate_protocol_errors_total` | counter | | connections closed because of the peer |
 /// | `sluicegate_accept_errors_total` | counter | | attempts to accept that failed |
@@ -84,6 +85,9 @@ fn record_snapshot(snapshot: &Snapshot) {
     }
     for (reason, count) in &snapshot.connections_cut {
         counter!("sluicegate_connections_cut_total", "reason" => *reason).absolute(*count);
+    }
+    for (limit, count) in &snapshot.connections_turned_away {
+        counter!("sluicegate_connections_turned_away_total", "limit" => *limit).absolute(*count);
     }
     gauge!("sluicegate_calls_parked").set(snapshot.calls_parked as f64);
     gauge!("sluicegate_services_running").set(snapshot.services_running as f64);

@@ -33,6 +33,11 @@ use crate::{
 ///     }
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no handler of a pipeline",
+    label = "it does not implement `sluicegate::server::Handler`",
+    note = "`impl Handler for {Self}` with the methods that it needs, such as `fn inbound(&mut self, call: &mut Call<'_>) -> Decision`"
+)]
 pub trait Handler: Send {
     /// What the handler wants to see; asked once, when it is added. What it does not want costs
     /// nothing. Everything by default.
@@ -375,7 +380,10 @@ impl Pipeline {
 
     fn position(&self, name: &str) -> usize {
         let found = self.names().position(|known| known == name);
-        found.unwrap_or_else(|| panic!("the pipeline has no handler named {name}"))
+        found.unwrap_or_else(|| {
+            let names: Vec<_> = self.names().collect();
+            panic!("the pipeline has no handler named {name:?}, only those that are configured: {names:?}")
+        })
     }
 }
 
@@ -518,5 +526,12 @@ mod tests {
         assert!(pipeline.wants_answers() && pipeline.wants_written());
         assert!(pipeline.remove("curious") && !pipeline.remove("curious"));
         assert!(!pipeline.wants_answers());
+    }
+    #[test]
+    #[should_panic = r#"no handler named "concurency", only those that are configured: ["a", "concurrency"]"#]
+    fn a_name_that_is_not_there_is_told_beside_those_that_are() {
+        let mut pipeline = Pipeline::new();
+        pipeline.add_last("a", InboundOnly).add_last("concurrency", InboundOnly);
+        pipeline.add_before("concurency", "b", InboundOnly);
     }
 }

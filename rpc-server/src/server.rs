@@ -47,6 +47,7 @@ use crate::{
     method::Methods,
     peer::{ConnectionSnapshot, Peer},
     pipeline::Pipeline,
+    turned_away::TooMany,
 };
 
 /// A server: services, limits, and the pipeline that each connection gets.
@@ -213,8 +214,11 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Begins to shut down: new calls are turned away, running ones may finish. To say it again is
-    /// harmless.
+    /// Begins to shut down, and returns at once: new calls are turned away, running ones may finish. To say it
+    /// again is harmless.
+    ///
+    /// There is nothing to await here. [`Self::drain`] shuts down and waits: `handle.drain().await`; and
+    /// [`BoundServer::serve`] returns when it is done, whoever began it.
     pub fn shutdown(&self) {
         self.core.begin_drain();
     }
@@ -251,6 +255,7 @@ impl ServerHandle {
     /// # Cancel safety
     ///
     /// Dropping the future leaves the server draining: each connection still ends with the grace period.
+    #[doc(alias = "graceful")]
     pub async fn drain(&self) -> Drained {
         self.core.drain().await
     }
@@ -382,7 +387,7 @@ pub(crate) struct ServerCore {
     connections: DashMap<ConnectionId, Arc<Peer>>,
     next_connection: AtomicU64,
     /// Connections that are being told that there are too many.
-    turned_away: Arc<ConcurrencyLimit>,
+    told_too_many: Arc<ConcurrencyLimit>,
     addresses: Option<Arc<Addresses>>,
     cut: Mutex<Vec<CutCall>>,
 }
@@ -430,7 +435,7 @@ impl ServerCore {
             tracker: TaskTracker::new(),
             connections: DashMap::new(),
             next_connection: AtomicU64::new(1),
-            turned_away: concurrency("turned away", Some(MAX_TURNED_AWAY))?,
+            told_too_many: concurrency("told too many", Some(MAX_TURNED_AWAY))?,
             addresses: config.max_connections_per_address.map(Addresses::new),
             cut: Mutex::new(Vec::new()),
             config,
@@ -546,19 +551,18 @@ impl ServerCore {
     {
         match self.admit(peer) {
             Ok(places) => self.run(transport, peer, known, places).await,
-            Err(why) => self.turn_away(transport, peer, why).await,
+            Err(too_many) => {
+                self.gauges.turned_away.count(too_many);
+                self.turn_away(transport, peer, too_many).await;
+            }
         }
     }
 
     /// The places of a connection that is taken, or why it is not.
-    fn admit(&self, peer: Option<SocketAddr>) -> Result<(ConcurrencyPermit, Option<Place>), &'static str> {
-        let permit = self.gauges.connections.try_acquire();
-        let permit = permit.map_err(|_| "the server has as many connections as it takes")?;
+    fn admit(&self, peer: Option<SocketAddr>) -> Result<(ConcurrencyPermit, Option<Place>), TooMany> {
+        let permit = self.gauges.connections.try_acquire().map_err(|_| TooMany::Connections)?;
         let place = match (&self.addresses, peer) {
-            (Some(addresses), Some(peer)) => {
-                let place = addresses.enter(peer.ip());
-                Some(place.ok_or("the server has as many connections of this address as it takes")?)
-            }
+            (Some(addresses), Some(peer)) => Some(addresses.enter(peer.ip()).ok_or(TooMany::OfAddress)?),
             _ => None,
         };
         Ok((permit, place))
@@ -584,17 +588,17 @@ impl ServerCore {
     }
 
     /// Tells a peer that there are too many connections; not even that, if there are far too many.
-    async fn turn_away<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>, why: &str)
+    async fn turn_away<T>(self: &Arc<Self>, transport: T, peer: Option<SocketAddr>, too_many: TooMany)
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
-        let Ok(_permit) = self.turned_away.try_acquire() else { return };
+        let Ok(_permit) = self.told_too_many.try_acquire() else { return };
         let id = ConnectionId::new(self.next_connection.fetch_add(1, Ordering::Relaxed));
         let known = Arc::default();
         // A shutdown waits for it as for any other, so it has to be told of it.
         let registered = Registered::new(self, id, &known);
         let mut connection = Connection::new(transport, Arc::clone(self), ConnectionInfo::new(id, peer), known);
-        connection.turn_away(GoAwayReason::TooManyConnections, why);
+        connection.turn_away(GoAwayReason::TooManyConnections, too_many.message());
         connection.run().await;
         drop(registered);
     }

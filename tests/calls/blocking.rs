@@ -416,7 +416,7 @@ fn a_runtime_that_shuts_down_loses_no_permit_of_queued_work_and_its_callers_hear
     let serving = Builder::new_multi_thread().worker_threads(1).max_blocking_threads(1).enable_all().build().unwrap();
     let calling = Builder::new_current_thread().enable_all().build().unwrap();
     let bound = serving.block_on(harness.server.bind("127.0.0.1:0")).unwrap();
-    let client: PressClient = sluicegate::Client::new(bound.local_addr().to_string()).service();
+    let client: PressClient = sluicegate::Client::new(bound.local_addr()).service();
     serving.spawn(bound.serve());
     calling.block_on(async {
         let calls: Vec<_> = (0..20).map(|nonce| tokio::spawn(client.print(nonce))).collect();

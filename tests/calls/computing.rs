@@ -97,7 +97,7 @@ fn serve_on_one_thread(calls: usize) -> (SocketAddr, ServerHandle, thread::JoinH
 async fn who_asks_where_calls_compute_one_after_the_other_waits_for_few_of_them() {
     const CALLS: usize = 2_000;
     let (address, handle, serving) = serve_on_one_thread(CALLS);
-    let connect = || Client::builder(address.to_string()).wait_for_ready(true).build();
+    let connect = || Client::builder(address).wait_for_ready(true).build();
     let (client, other) = (connect(), connect());
     let health: HealthClient = other.service();
     health.check("").await.unwrap();

@@ -1,11 +1,13 @@
 //! The route guide of gRPC, as tonic has it: what is at a point, what is within a rectangle, what a route was like, and
 //! notes that travellers leave for each other.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, error::Error, net::SocketAddr, time::Duration};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
-use sluicegate::{Client, Executed, ItemSender, Server, Status, Stream, Streaming, testing::InMemory};
+use sluicegate::{
+    CallError, Client, Executed, ItemSender, Server, Status, Stream, Streaming, server::BoundServer, testing::InMemory,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::support::{assert_idle_soon, within};
@@ -126,8 +128,64 @@ impl Point {
     }
 }
 
+async fn server(map: Map) -> Result<BoundServer, Box<dyn Error>> {
+    Ok(Server::builder().service(RouteGuideServer::new(map)).build()?.bind("127.0.0.1:0").await?)
+}
+
+async fn client(address: SocketAddr) -> Result<(), CallError> {
+    let guide: RouteGuideClient = Client::new(address).service();
+    assert_eq!(guide.get_feature(degrees(41, -74)).await?.name, "mill");
+    list_features(&guide).await?;
+    record_route(&guide).await?;
+    route_chat(&guide).await
+}
+
+async fn list_features(guide: &RouteGuideClient) -> Result<(), CallError> {
+    let area = Rectangle { one: degrees(1, 25), other: degrees(-1, -10) };
+    let mut features = guide.list_features(area);
+    let mut names = Vec::new();
+    while let Some(feature) = features.message().await? {
+        names.push(feature.name);
+    }
+    assert_eq!(names, ["lighthouse -1", "lighthouse 0", "lighthouse 1", "lighthouse 2"]);
+    Ok(())
+}
+
+async fn record_route(guide: &RouteGuideClient) -> Result<(), CallError> {
+    let summary = guide.record_route().send_all(stream::iter([degrees(0, 0), degrees(1, 0)])).await?;
+    assert_eq!((summary.points, summary.features), (2, 1));
+    Ok(())
+}
+
+async fn route_chat(guide: &RouteGuideClient) -> Result<(), CallError> {
+    let note = RouteNote { location: degrees(1, 1), message: "nobody here".to_owned() };
+    let notes: Vec<_> = guide.route_chat().send_all(stream::iter([note.clone()])).try_collect().await?;
+    assert_eq!(notes, [note]);
+    Ok(())
+}
+
 fn degrees(latitude: i32, longitude: i32) -> Point {
     Point { latitude: latitude * 10_000_000, longitude: longitude * 10_000_000 }
+}
+
+#[tokio::test]
+async fn a_guide_on_a_socket_knows_points_areas_routes_and_notes() {
+    let bound = server(map()).await.unwrap();
+    let (address, handle) = (bound.local_addr(), bound.handle());
+    let serving = tokio::spawn(bound.serve());
+    within(client(address)).await.unwrap();
+    assert_idle_soon(&handle).await;
+    handle.shutdown();
+    within(serving).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_at_no_feature_has_no_name() {
+    let (server, guide) = in_memory();
+    let nowhere = degrees(1, 1);
+    assert_eq!(guide.get_feature(nowhere).await.unwrap(), Feature { name: String::new(), location: nowhere });
+    drop(guide);
+    server.assert_idle().await;
 }
 
 /// A lighthouse every ten degrees of the equator, and a mill.
@@ -141,33 +199,6 @@ fn in_memory() -> (InMemory, RouteGuideClient) {
     let server = InMemory::new(Server::builder().service(RouteGuideServer::new(map())).build().unwrap());
     let guide = server.client().service();
     (server, guide)
-}
-
-#[tokio::test]
-async fn a_guide_on_a_socket_knows_points_areas_routes_and_notes() {
-    let server = Server::builder().service(RouteGuideServer::new(map())).build().unwrap();
-    let bound = server.bind("127.0.0.1:0").await.unwrap();
-    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
-    let serving = tokio::spawn(bound.serve());
-    let guide: RouteGuideClient = Client::new(address).service();
-    within(async {
-        assert_eq!(guide.get_feature(degrees(41, -74)).await.unwrap().name, "mill");
-        let nowhere = degrees(1, 1);
-        assert_eq!(guide.get_feature(nowhere).await.unwrap(), Feature { name: String::new(), location: nowhere });
-        let area = Rectangle { one: degrees(1, 25), other: degrees(-1, -10) };
-        let names: Vec<_> = guide.list_features(area).map_ok(|feature| feature.name).try_collect().await.unwrap();
-        assert_eq!(names, ["lighthouse -1", "lighthouse 0", "lighthouse 1", "lighthouse 2"]);
-        let summary = guide.record_route().send_all(stream::iter([degrees(0, 0), degrees(1, 0)])).await.unwrap();
-        assert_eq!((summary.points, summary.features), (2, 1));
-        let note = RouteNote { location: nowhere, message: "nobody here".to_owned() };
-        let notes: Vec<_> = guide.route_chat().send_all(stream::iter([note.clone()])).try_collect().await.unwrap();
-        assert_eq!(notes, [note]);
-    })
-    .await;
-    drop(guide);
-    assert_idle_soon(&handle).await;
-    handle.shutdown();
-    within(serving).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -26,6 +26,7 @@ mod extensions;
 mod familiar_greeter;
 mod familiar_route_guide;
 mod familiar_world;
+mod idle;
 mod late_frames;
 mod limit_changes;
 mod limit_drain;

@@ -275,9 +275,9 @@ async fn many_panics_among_many_good_calls_harm_none_of_these() {
     let calls = times(2_800) as usize;
     let harness = mined();
     let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
-    let address = bound.local_addr().to_string();
+    let address = bound.local_addr();
     let serving = tokio::spawn(bound.serve());
-    let clients: Vec<_> = (0..4).map(|_| Client::new(address.clone())).collect();
+    let clients: Vec<_> = (0..4).map(|_| Client::new(address)).collect();
     let callers = (0..CALLERS).map(|caller| {
         let client = clients[caller % clients.len()].clone();
         tokio::spawn(async move {

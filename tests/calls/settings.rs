@@ -74,7 +74,7 @@ async fn a_server_and_a_client_are_as_their_file_says() {
     assert!(program.title.starts_with("a program"));
     let server = Server::builder().service(ShelfServer::new(Long)).settings(program.server).build().unwrap();
     let bound = server.bind("127.0.0.1:0").await.unwrap();
-    let (address, handle) = (bound.local_addr().to_string(), bound.handle());
+    let (address, handle) = (bound.local_addr(), bound.handle());
     let serving = tokio::spawn(bound.serve());
     let client = Client::builder(address).settings(program.client).build();
     let shelf: ShelfClient = client.service();

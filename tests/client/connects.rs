@@ -496,7 +496,7 @@ async fn a_client_reaches_a_server_by_name_over_a_socket_and_names_it_when_it_ca
     handle.shutdown();
     serving.await.unwrap();
     assert_idle_soon(&handle).await;
-    let client = Client::new(address.to_string());
+    let client = Client::new(address);
     let error = echo(&client).await.unwrap_err();
     let CallError::Connect { peer, source, .. } = error else { panic!("{error:?}") };
     assert_eq!((&*peer, source.kind()), (&*address.to_string(), io::ErrorKind::ConnectionRefused));

@@ -268,7 +268,7 @@ async fn a_server_that_closes_after_each_answer_leaves_no_socket_of_the_clients_
         }
     });
     // Every connection is followed by another, and each would wait a while for the sake of other clients.
-    let client = Client::builder(address.to_string()).backoff(MS / 10, MS).build();
+    let client = Client::builder(address).backoff(MS / 10, MS).build();
     for n in 0..times_in(10_000, 200) {
         match within(client.call::<_, u64>(method::GATE, (1_u64,))).await {
             Ok(answer) => assert_eq!(answer, 7),

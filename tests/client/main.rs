@@ -17,6 +17,8 @@ mod interceptors;
 mod keepalive;
 mod long_items;
 mod longest;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod noise;
 mod partings;
 mod ready;

@@ -127,7 +127,7 @@ async fn junk_and_resets_at_full_speed_do_not_stop_a_server() {
             }
         }
     });
-    let client = Client::new(address.to_string());
+    let client = Client::new(address);
     while !scan.is_finished() {
         let echo: String = within(client.call(method::ECHO, ("polite".to_owned(),))).await.unwrap();
         assert_eq!(echo, "polite");
@@ -256,7 +256,7 @@ mod descriptors {
             drop(holders);
             let left = std::time::Instant::now();
             // It is in the queue behind the holders, and waits as they did.
-            let client = Client::builder(server.address.to_string()).connect_timeout(10 * SECOND).build();
+            let client = Client::builder(server.address).connect_timeout(10 * SECOND).build();
             let echo: String = within(client.call(method::ECHO, ("hi".to_owned(),))).await.unwrap();
             println!("{:.1} % of a core, back after {:?}", used * 100.0, left.elapsed());
             // The test in virtual time has the pause itself; here the machine may have other work.

@@ -185,10 +185,10 @@ async fn handlers_of_the_user_see_the_calls_of_the_health_service() {
 async fn the_health_flips_with_the_notice_while_calls_are_served() {
     let harness = Harness::with(|builder| builder.health(true).shutdown_notice(HOUR));
     let bound = harness.server.bind("127.0.0.1:0").await.unwrap();
-    let address = bound.local_addr().to_string();
+    let address = bound.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(bound.serve_until(async { drop(stopped.await) }));
-    let client = Client::new(address.clone());
+    let client = Client::new(address);
     let health: HealthClient = client.service();
     assert_eq!(health.check("").await.unwrap(), Health::Serving);
     stop.send(()).unwrap();

@@ -1,86 +1,15 @@
 //! The server's figures through the `metrics` facade.
 #![cfg(feature = "metrics")]
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
-use metrics::{
-    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
-};
 use sluicegate::server::WaitQueue;
 
-use crate::support::{Harness, Req, method, probe::path};
-
-/// Keeps the last value of each counter and gauge, and how often each histogram was recorded to.
-#[derive(Clone, Default)]
-struct Kept(Arc<Mutex<BTreeMap<String, Arc<Value>>>>);
-
-#[derive(Default)]
-struct Value(AtomicU64);
-
-impl Kept {
-    fn value(&self, key: &Key) -> Arc<Value> {
-        let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
-        let name = format!("{}{{{}}}", key.name().trim_start_matches("sluicegate_"), labels.join(","));
-        Arc::clone(self.0.lock().unwrap().entry(name).or_default())
-    }
-
-    fn get(&self, name: &str) -> u64 {
-        self.0.lock().unwrap().get(name).unwrap_or_else(|| panic!("no {name}")).0.load(SeqCst)
-    }
-}
-
-impl CounterFn for Value {
-    fn increment(&self, value: u64) {
-        self.0.fetch_add(value, SeqCst);
-    }
-
-    fn absolute(&self, value: u64) {
-        self.0.store(value, SeqCst);
-    }
-}
-
-impl GaugeFn for Value {
-    fn increment(&self, _: f64) {}
-
-    fn decrement(&self, _: f64) {}
-
-    fn set(&self, value: f64) {
-        self.0.store(value as u64, SeqCst);
-    }
-}
-
-impl HistogramFn for Value {
-    fn record(&self, _: f64) {
-        self.0.fetch_add(1, SeqCst);
-    }
-}
-
-impl Recorder for Kept {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        self.value(key).into()
-    }
-
-    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        self.value(key).into()
-    }
-
-    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        self.value(key).into()
-    }
-}
+use crate::support::{
+    Harness, Req, method,
+    probe::path,
+    recorder::{Kept, documented},
+};
 
 #[tokio::test(start_paused = true)]
 async fn figures_of_limits_queues_refusals_and_times_are_handed_over_under_bounded_labels() {
@@ -118,5 +47,22 @@ async fn figures_of_limits_queues_refusals_and_times_are_handed_over_under_bound
     peer.part().await;
     harness.handle.shutdown();
     exporting.await.expect("it ends with the server");
+    kept.has_only(&documented(include_str!("../../rpc-server/src/metrics.rs")));
+    harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_are_too_many_are_handed_over_by_their_limit() {
+    let kept = Kept::default();
+    let _here = metrics::set_default_local_recorder(&kept);
+    let harness = Harness::with(|builder| builder.max_connections(1));
+    let first = harness.peer().await;
+    for _ in 0..3 {
+        harness.silent_peer().go_away().await;
+    }
+    harness.handle.record_metrics();
+    assert_eq!(kept.get("connections_turned_away_total{limit=connections}"), 3);
+    kept.has_only(&documented(include_str!("../../rpc-server/src/metrics.rs")));
+    first.part().await;
     harness.assert_idle().await;
 }

@@ -1,10 +1,10 @@
 //! What the server makes of peers that keep the protocol, bend it, break it, or speak another.
 
-use std::{sync::atomic::Ordering::SeqCst, time::Duration};
+use std::{collections::BTreeMap, sync::atomic::Ordering::SeqCst, time::Duration};
 
 use rpc_codec::{GoAwayReason, encode_go_away, encode_ping};
 use rpc_core::CallId;
-use sluicegate::StatusCode;
+use sluicegate::{Server, StatusCode, testing::assert_idle};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -191,13 +191,14 @@ async fn a_peer_that_goes_before_its_hello_leaves_nothing() {
 async fn one_connection_more_than_allowed_is_told_so_and_the_others_go_on() {
     let harness = Harness::with(|builder| builder.max_connections(2));
     let (mut first, second) = (harness.peer().await, harness.peer().await);
-    for _ in 0..100 {
+    for turned_away in 1..=100 {
         let mut third = harness.silent_peer();
         third.send(&hello()).await;
         let (last, reason, message) = third.go_away().await;
         assert_eq!((last, reason), (0, GoAwayReason::TooManyConnections), "{message}");
         assert!(matches!(third.next().await, Got::End));
         assert_eq!(harness.snapshot().connections, 2);
+        assert_eq!(harness.snapshot().connections_turned_away, [("connections", turned_away)].into());
     }
     first.send(&Req::new(1, method::ECHO, ("fine",)).bytes()).await;
     assert_eq!(first.reply::<String>(1).await, "fine");
@@ -206,6 +207,42 @@ async fn one_connection_more_than_allowed_is_told_so_and_the_others_go_on() {
     harness.peer().await.part().await;
     first.part().await;
     harness.assert_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_connection_that_is_too_many_counts_for_the_limit_that_it_met_even_if_nobody_can_tell_it() {
+    let server = Server::builder().max_connections(2).max_connections_per_address(1).build().unwrap();
+    let handle = server.handle();
+    // Silent, so that who is told so takes its time to go.
+    let mut near_ends = Vec::new();
+    let mut connect = |address: [u8; 4]| {
+        let (near, far) = tokio::io::duplex(1024);
+        near_ends.push(near);
+        let server = server.clone();
+        tokio::spawn(async move { server.serve_connection(far, Some((address, 7000).into())).await });
+    };
+    // In virtual time: until every task waits.
+    let settled = || tokio::time::sleep(Duration::from_millis(1));
+    connect([10, 0, 0, 1]);
+    settled().await;
+    for _ in 0..3 {
+        connect([10, 0, 0, 1]);
+    }
+    settled().await;
+    connect([10, 0, 0, 2]);
+    settled().await;
+    assert_eq!(handle.snapshot().connections, 2);
+    // More than are told so at once.
+    for _ in 0..100 {
+        connect([10, 0, 0, 3]);
+    }
+    settled().await;
+    let expected = BTreeMap::from([("connections", 100), ("address connections", 3)]);
+    assert_eq!(handle.snapshot().connections_turned_away, expected);
+    assert_eq!(handle.snapshot().connections, 2);
+    drop(near_ends);
+    assert_idle(&handle).await;
+    assert_eq!(handle.snapshot().connections_turned_away, expected);
 }
 
 #[tokio::test(start_paused = true)]

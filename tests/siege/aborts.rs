@@ -67,7 +67,7 @@ async fn abort_many(besiegers: &Besiegers, server: &Server, peers: u64, seed: u6
     besiegers.run(all).await;
     // Connections are accepted in turn: whoever is told anything behind them shows that all of them were. Until
     // then a server may be idle and still have them before it.
-    let _ = Client::new(address.to_string()).call::<_, String>(method::ECHO, ("the last",)).await;
+    let _ = Client::new(address).call::<_, String>(method::ECHO, ("the last",)).await;
 }
 
 /// Goes away in the midst of whatever it does.
@@ -108,7 +108,7 @@ async fn abort(server: SocketAddr, net: u16, mut random: Rng) {
 /// So many calls pass at once, and not one more.
 async fn admits_as_many_as_its_limit(server: &mut Server) {
     let refused = server.figures().await.of("refused_global");
-    let client = Client::new(server.address.to_string());
+    let client = Client::new(server.address);
     let mut calls = JoinSet::new();
     for n in 0..LIMIT + 16 {
         let client = client.clone();

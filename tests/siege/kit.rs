@@ -436,7 +436,7 @@ pub(crate) struct Polite {
 
 impl Polite {
     pub(crate) fn start(server: &Server) -> Self {
-        Self::sharing(Client::new(server.address.to_string()))
+        Self::sharing(Client::new(server.address))
     }
 
     /// A client whose connection others use as well.

@@ -186,7 +186,7 @@ async fn what_is_refused_is_told_at_once_for_less_than_an_echo_and_who_was_admit
 
 /// Calls that end when they are dropped.
 fn sleep_for_ever(server: &Server, calls: usize) -> JoinSet<Result<u64, CallError>> {
-    let client = Client::new(server.address.to_string());
+    let client = Client::new(server.address);
     (0..calls).map(|_| client.call::<_, u64>(method::SLEEP, (3_600_000_u64,))).collect()
 }
 
@@ -239,7 +239,7 @@ async fn a_client_that_is_killed_in_the_midst_of_an_overload_leaves_the_server_i
             client.kill().unwrap();
             client.wait().unwrap();
             slowest = slowest.max(server.until_idle().await);
-            let good = Client::new(server.address.to_string());
+            let good = Client::new(server.address);
             let echo = timeout(FOR_EVER, good.call::<_, String>(method::ECHO, ("good".to_owned(),))).await;
             assert_eq!(echo.expect("it is answered").expect("it succeeds"), "good");
         }

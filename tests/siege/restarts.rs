@@ -29,10 +29,8 @@ async fn servers_restarted_in_turn_fail_no_call_and_execute_none_twice() {
     for host in [1, 2] {
         servers.push(Server::start_at("restarts", ([127, 1, 0, host], 0).into()).await);
     }
-    let clients: Vec<_> = servers
-        .iter()
-        .map(|server| Client::builder(server.address.to_string()).backoff(10 * MS, 100 * MS).build())
-        .collect();
+    let clients: Vec<_> =
+        servers.iter().map(|server| Client::builder(server.address).backoff(10 * MS, 100 * MS).build()).collect();
     let (over, retries) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let load = tokio::spawn(load(clients.clone(), Arc::clone(&over), Arc::clone(&retries)));
     let (began, mut counted) = (Instant::now(), Vec::new());

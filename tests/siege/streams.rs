@@ -24,7 +24,7 @@ async fn calls_beside_a_long_stream_of_their_connection_are_quick() {
         (items * u64::from(ITEM_LEN)) >> 20
     );
     let mut server = Server::start("streams").await;
-    let client = Client::new(server.address.to_string());
+    let client = Client::new(server.address);
     let polite = Polite::sharing(client.clone());
     let calm = polite.calm().await;
     let feed: FeedClient = client.service();
@@ -60,7 +60,7 @@ async fn streams_that_are_given_up_leave_nothing_and_the_next_one_is_as_fast() {
         "\n{streams} streams each way of which two items of a hundred go, and some that end by an error and in time"
     );
     let mut server = Server::start("streams").await;
-    let client = Client::new(server.address.to_string());
+    let client = Client::new(server.address);
     let feed: FeedClient = client.service();
     let count = size(20_000, 1_000_000);
     // The first one finds everything cold.

@@ -9,6 +9,8 @@ pub(crate) mod harness;
 pub(crate) mod parts;
 pub(crate) mod probe;
 pub(crate) mod raw;
+#[cfg(feature = "metrics")]
+pub(crate) mod recorder;
 pub(crate) mod scripted;
 pub(crate) mod shims;
 pub(crate) mod sockets;

@@ -46,7 +46,7 @@ impl Sockets {
     pub(crate) fn client_builder(&self) -> ClientBuilder {
         let (address, manner) = (self.address, self.manner);
         match manner {
-            Manner::Plain => Client::builder(address.to_string()),
+            Manner::Plain => Client::builder(address),
             _ => Client::with_connector(address.to_string(), move || async move {
                 let socket = TcpStream::connect(address).await?;
                 socket.set_nodelay(true)?;

@@ -138,7 +138,7 @@ impl AsyncWrite for Counted {
 }
 
 fn connect(addr: SocketAddr) -> Calling {
-    Calling(Client::builder(addr.to_string()).build().service())
+    Calling(Client::builder(addr).build().service())
 }
 
 #[derive(Clone)]

@@ -177,7 +177,7 @@ async fn load_refused(job: LoadJob) -> Result<Measured, BoxError> {
 }
 
 async fn load_items(job: LoadJob) -> Result<Measured, BoxError> {
-    let client: EchoClient = Client::new(job.addr.to_string()).service();
+    let client: EchoClient = Client::new(job.addr).service();
     harness::take_items(&job, Taking(client.items(job.workload.payload_len as u32))).await
 }
 
@@ -196,7 +196,7 @@ fn is_refusal(error: &CallError) -> bool {
 }
 
 fn connect(addr: SocketAddr) -> EchoClient {
-    Client::builder(addr.to_string()).timeout(Duration::from_secs(10)).build().service()
+    Client::builder(addr).timeout(Duration::from_secs(10)).build().service()
 }
 
 fn message(job: &LoadJob) -> Message {

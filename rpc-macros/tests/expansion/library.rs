@@ -1,5 +1,4 @@
 /// The books.
-#[allow(dead_code)]
 pub trait Library: Described + ::core::marker::Send + ::core::marker::Sync + 'static {
     /// Finds a book.
     fn get_book(
@@ -23,11 +22,9 @@ pub trait Library: Described + ::core::marker::Send + ::core::marker::Sync + 'st
     fn index(&self, ctx: Context, depth: u8) -> Result<u64, Status>;
 }
 ///Serves [`Library`], as `acme.v1.Library` on the wire.
-#[allow(dead_code)]
 pub struct LibraryServer<S1> {
     service: ::std::sync::Arc<S1>,
 }
-#[allow(dead_code)]
 impl<S1: Library> LibraryServer<S1> {
     /// Serves `service`. One that is in an `Arc` already goes to [`Self::from_arc`].
     #[must_use]
@@ -160,7 +157,6 @@ impl<S1: Library> ::sluicegate::server::Service for LibraryServer<S1> {
 ///
 /// The books.
 #[derive(::core::clone::Clone, ::core::fmt::Debug)]
-#[allow(dead_code)]
 pub struct Reader {
     client: ::sluicegate::Client,
 }
@@ -169,7 +165,6 @@ impl ::sluicegate::client::ServiceClient for Reader {
         Self { client }
     }
 }
-#[allow(dead_code)]
 impl Reader {
     /// Finds a book.
     pub fn get_book(&self, isbn: String) -> ::sluicegate::client::Call<(String,), Book> {
