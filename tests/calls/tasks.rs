@@ -172,4 +172,5 @@ async fn frames_that_wait_for_tasks_to_begin_are_all_handled_however_the_threads
         let replies = rest.iter().filter(|got| matches!(got, Got::Response { .. })).count();
         assert_eq!(replies as u64, CALLS, "round {round}");
     }
+    harness.assert_idle().await;
 }
