@@ -94,8 +94,10 @@ async fn answer_prometheus(listener: TcpListener, recorder: PrometheusHandle) {
         let body = recorder.render();
         let head = format!("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n", body.len());
         let answer = async {
-            let mut request = [0; 1024];
-            let _ = socket.read(&mut request).await?;
+            // All of it: to close on what was not read would reset the connection, and the answer with it.
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") && request.len() < 8_192 && socket.read_buf(&mut request).await? > 0 {
+            }
             socket.write_all(head.as_bytes()).await?;
             socket.write_all(body.as_bytes()).await
         };

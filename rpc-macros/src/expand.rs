@@ -261,7 +261,7 @@ fn name_of(ty: &Type) -> String {
 
 fn client(service: &Service) -> TokenStream {
     let Service { facade, attrs, vis, ident, client, .. } = service;
-    let doc = format!("Calls {}, wherever it is served.", link(ident));
+    let doc = format!("Calls {}, wherever it is served. `Client::service` makes it.", link(ident));
     let (of_type, of_impl, conditions) = (attrs::of_type(attrs), attrs::of_impl(attrs), attrs::conditions(attrs));
     let allow_deprecated = attrs::allow_deprecated(attrs);
     let parting = attrs::has_docs(attrs).then(|| code!(#[doc = ""]));
@@ -555,7 +555,7 @@ mod tests {
     #[test]
     fn the_client_has_a_function_for_every_method() {
         let expected = quote! {
-            #[doc = "Calls [`Library`], wherever it is served."]
+            #[doc = "Calls [`Library`], wherever it is served. `Client::service` makes it."]
             #[doc = ""]
             /// The books.
             #[derive(::core::clone::Clone, ::core::fmt::Debug)]

@@ -153,7 +153,7 @@ impl<S1: Library> ::sluicegate::server::Service for LibraryServer<S1> {
         let _ = __sg_methods;
     }
 }
-///Calls [`Library`], wherever it is served.
+///Calls [`Library`], wherever it is served. `Client::service` makes it.
 ///
 /// The books.
 #[derive(::core::clone::Clone, ::core::fmt::Debug)]
