@@ -23,6 +23,7 @@ mod keepalive;
 mod limits_live;
 mod metrics;
 mod noise;
+mod parting_faults;
 mod protocol;
 mod stream_faults;
 mod stream_states;
