@@ -119,6 +119,7 @@ pub struct ServerSettings {
     max_connection_age_grace: Option<OrOff<Time>>,
     control_frame_rate: Option<OrOff<RateEntry>>,
     write_timeout: Option<Time>,
+    min_write_rate: Option<OrOff<Size<u32>>>,
     stream_idle_timeout: Option<OrOff<Time>>,
     drain_grace: Option<Time>,
     shutdown_notice: Option<Time>,
@@ -181,6 +182,7 @@ impl ServerSettings {
         set(&mut config.max_connection_age, or_off(self.max_connection_age, Time::get));
         set(&mut config.max_connection_age_grace, or_off(self.max_connection_age_grace, Time::get));
         set(&mut config.write_timeout, self.write_timeout.map(Time::get));
+        set(&mut config.min_write_rate, or_off(self.min_write_rate, Size::get));
         set(&mut config.stream_idle_timeout, or_off(self.stream_idle_timeout, Time::get));
         set(&mut config.drain_grace, self.drain_grace.map(Time::get));
         set(&mut config.shutdown_notice, self.shutdown_notice.map(Time::get));
@@ -339,6 +341,7 @@ mod tests {
             max_connection_age_grace = "26s"
             control_frame_rate = { per_second = 27 }
             write_timeout = "28s"
+            min_write_rate = "off"
             stream_idle_timeout = "37s"
             drain_grace = "29s"
             shutdown_notice = "31s"
@@ -385,6 +388,7 @@ mod tests {
             .max_connection_age_grace(s(26))
             .control_frame_rate(Rate::per_second(27.0))
             .write_timeout(s(28))
+            .min_write_rate(None)
             .stream_idle_timeout(s(37))
             .drain_grace(s(29))
             .shutdown_notice(s(31))
