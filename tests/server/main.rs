@@ -22,6 +22,7 @@ mod io_faults;
 mod keepalive;
 mod limits_live;
 mod metrics;
+mod mutated;
 mod noise;
 mod parting_faults;
 mod protocol;
