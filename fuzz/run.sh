@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets for a bounded time from their corpus; fails on a crash, a hang, or growth.
+# Runs the fuzz targets for a bounded time from their corpus; fails on a crash, a hang, growth, or a corpus that
+# reaches less than it did.
 #
 #   fuzz/run.sh [--seconds N] [target...]    each target for N seconds (default 30), all by default
 #   fuzz/run.sh --coverage [target...]       what the corpus covers, by source file
@@ -17,7 +18,7 @@ while [ $# -gt 0 ]; do
         --seconds) seconds=${2:?--seconds wants a number}; shift ;;
         --coverage) mode=coverage ;;
         --minimise) mode=minimise ;;
-        -*) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        -*) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
         *) targets+=("$1") ;;
     esac
     shift
@@ -85,6 +86,16 @@ edges() {
     sed -n 's/.*INITED cov: \([0-9]*\).*/\1/p' "$work/$1.log"
 }
 
+# lost <target> <edges>: whether its corpus reaches less than 95 % of what README.md says. Edges are only comparable
+# where the same compiler has optimised in the same way.
+lost() {
+    local kept
+    grep -qxF "rustc $(rustc -vV | sed -n 's/^release: //p') at opt-level ${CARGO_PROFILE_DEV_OPT_LEVEL:-3}" fuzz/README.md || return 1
+    kept=$(sed -n "s/^$1 *\([0-9]*\)$/\1/p" fuzz/README.md)
+    [ $(($2 * 100)) -lt $((${kept:-0} * 95)) ] || return 1
+    echo "$1: its corpus reaches $2 edges, and reached $kept" >&2
+}
+
 # minimise <target>: puts what runs found into the corpus, and makes it small.
 minimise() {
     local target=$1 corpus=fuzz/corpus/$1 found=$work/found/$1
@@ -100,6 +111,7 @@ minimise() {
 run() {
     local target=$1 corpus=fuzz/corpus/$1 found=$work/found/$1 from_corpus runs memory reached
     from_corpus=$(edges "$target" "$corpus") || return 1
+    if lost "$target" "$from_corpus"; then return 1; fi
     fuzzer "$target" -max_total_time="$seconds" -print_final_stats=1 "$found" "$corpus" || return 1
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$work/$target.log")
     memory=$(sed -n 's/^stat::peak_rss_mb: *//p' "$work/$target.log")

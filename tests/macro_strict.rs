@@ -4,8 +4,7 @@
 //! method or name, which the server speaks of all the same, under an `allow`. `deny(deprecated)` can.
 #![forbid(unsafe_code, missing_docs, dead_code, unused, unreachable_pub, missing_debug_implementations)]
 #![forbid(unused_qualifications, unreachable_patterns)]
-#![forbid(warnings)]
-#![deny(clippy::all, clippy::pedantic)]
+#![deny(warnings, clippy::all, clippy::pedantic)]
 #![deny(rust_2018_idioms, single_use_lifetimes, unnameable_types, unused_results)]
 
 use sluicegate::{Bytes, Context, ItemSender, Status, Stream, Streaming};

@@ -372,10 +372,20 @@ impl ServerBuilder {
         self
     }
 
-    /// A connection whose client takes no byte of what is written for this long is closed.
+    /// A connection whose client takes no byte of what is written for this long is closed, and one whose client takes
+    /// less of it than [`Self::min_write_rate`] has it.
     /// Default: 30 s.
     pub fn write_timeout(mut self, timeout: Duration) -> Self {
         self.config.write_timeout = timeout;
+        self
+    }
+
+    /// How many bytes per second a client must take of what waits for it, on the average of each
+    /// [`Self::write_timeout`]: at the defaults 30 KiB in 30 s, or all there is. What the system buffers for the client
+    /// counts as taken. With `None` a byte in each timeout is enough.
+    /// Default: 1 KiB.
+    pub fn min_write_rate(mut self, bytes_per_second: impl Into<Option<u32>>) -> Self {
+        self.config.min_write_rate = bytes_per_second.into();
         self
     }
 

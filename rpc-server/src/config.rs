@@ -93,8 +93,10 @@ pub(crate) struct Config {
     /// Frames that open no call pass no limit of calls. A client sends a handful of them a minute; the
     /// burst is for what meets us after a pause.
     pub(crate) control_frame_rate: Option<Rate>,
-    /// A peer that takes no byte for this long is stuck, and holds permits.
+    /// A peer that takes no byte for this long, or too few, is stuck, and holds permits.
     pub(crate) write_timeout: Duration,
+    /// So that a byte now and then is not enough. Far below what anybody reads at who wants an answer.
+    pub(crate) min_write_rate: Option<u32>,
     /// Above this many unwritten bytes a connection is no longer read.
     pub(crate) write_high_water: usize,
     /// Running calls get this long to finish when the server is shut down.
@@ -152,6 +154,7 @@ impl Default for Config {
             max_connection_age_grace: None,
             control_frame_rate: Some(Rate::per_second(1_000.0).burst(10_000)),
             write_timeout: Duration::from_secs(30),
+            min_write_rate: Some(1024),
             write_high_water: 256 * 1024,
             drain_grace: Duration::from_secs(30),
             shutdown_notice: Duration::ZERO,
@@ -172,6 +175,7 @@ impl Config {
             ("max_connections_per_address", self.max_connections_per_address.unwrap_or(1)),
             ("max_message", u64::from(self.max_message)),
             ("min_body_rate", self.min_body_rate.map_or(1, u64::from)),
+            ("min_write_rate", self.min_write_rate.map_or(1, u64::from)),
             ("write_high_water", self.write_high_water as u64),
         ] {
             if value == 0 {
@@ -241,6 +245,12 @@ impl Config {
     /// How slowly a body or an item in parts may come.
     pub(crate) fn least_body_rate(&self) -> Option<LeastRate> {
         self.min_body_rate.map(|bytes_per_second| LeastRate { bytes_per_second, grace: BODY_GRACE })
+    }
+
+    /// How much a peer has to take within the timeout of writes, if it does not take all.
+    pub(crate) fn least_written(&self) -> u64 {
+        let bytes = self.write_timeout.as_millis().saturating_mul(self.min_write_rate.unwrap_or(0).into()) / 1_000;
+        u64::try_from(bytes).unwrap_or(u64::MAX).max(1)
     }
 }
 

@@ -98,6 +98,8 @@ pub(crate) struct Connection<T: AsyncRead + AsyncWrite + Unpin> {
     pub(crate) read_size: ReadSize,
     timer: Timer,
     pub(crate) write_stalls: Option<Instant>,
+    /// How many bytes had been taken when the time of writes last began.
+    renewed_at: u64,
     /// Of tasks that begin; made with the first of them.
     pub(crate) prospects: Option<Arc<Prospects>>,
     /// Since when something has waited for the transport without a break.
@@ -206,6 +208,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             read_size: ReadSize::default(),
             timer: Timer::default(),
             write_stalls: None,
+            renewed_at: 0,
             prospects: None,
             waits_since: None,
             server,
@@ -323,7 +326,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Writes what the transport takes; permits of what has left go back.
     pub(crate) fn flush(&mut self, cx: &mut TaskContext<'_>, now: Instant) -> Result<(), Broken> {
         let Self { writer, io, pipeline, server, .. } = self;
-        let before = writer.sent();
         let wants_written = pipeline.wants_written();
         let flushed = writer.poll_flush(io, cx, |response| {
             if !wants_written {
@@ -344,7 +346,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             (self.write_stalls, self.waits_since) = (None, None);
             return result.map_err(Broken::Lost);
         }
-        if self.write_stalls.is_none() || writer.sent() > before {
+        // What is taken too slowly does not renew its time.
+        if self.write_stalls.is_none() || writer.sent() - self.renewed_at >= server.config.least_written() {
+            self.renewed_at = writer.sent();
             // Read anew: services may have taken their time in this turn, and that is not the peer's.
             let now = clock::now();
             self.write_stalls = now.checked_add(server.config.write_timeout);

@@ -92,6 +92,7 @@ fn limits(config: &Config) -> BTreeMap<String, u64> {
         ("keepalive_timeout", Some(ms(config.keepalive_timeout))),
         ("max_connection_age", config.max_connection_age.map(ms)),
         ("write_timeout", Some(ms(config.write_timeout))),
+        ("min_write_rate", config.min_write_rate.map(u64::from)),
         ("drain_grace", Some(ms(config.drain_grace))),
     ];
     limits.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()

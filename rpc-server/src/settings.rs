@@ -119,6 +119,7 @@ pub struct ServerSettings {
     max_connection_age_grace: Option<OrOff<Time>>,
     control_frame_rate: Option<OrOff<RateEntry>>,
     write_timeout: Option<Time>,
+    min_write_rate: Option<OrOff<Size<u32>>>,
     stream_idle_timeout: Option<OrOff<Time>>,
     max_call_time: Option<OrOff<Time>>,
     drain_grace: Option<Time>,
@@ -182,6 +183,7 @@ impl ServerSettings {
         set(&mut config.max_connection_age, or_off(self.max_connection_age, Time::get));
         set(&mut config.max_connection_age_grace, or_off(self.max_connection_age_grace, Time::get));
         set(&mut config.write_timeout, self.write_timeout.map(Time::get));
+        set(&mut config.min_write_rate, or_off(self.min_write_rate, Size::get));
         set(&mut config.stream_idle_timeout, or_off(self.stream_idle_timeout, Time::get));
         set(&mut config.max_call_time, or_off(self.max_call_time, Time::get));
         set(&mut config.drain_grace, self.drain_grace.map(Time::get));
@@ -341,6 +343,7 @@ mod tests {
             max_connection_age_grace = "26s"
             control_frame_rate = { per_second = 27 }
             write_timeout = "28s"
+            min_write_rate = "off"
             stream_idle_timeout = "37s"
             max_call_time = "38s"
             drain_grace = "29s"
@@ -388,6 +391,7 @@ mod tests {
             .max_connection_age_grace(s(26))
             .control_frame_rate(Rate::per_second(27.0))
             .write_timeout(s(28))
+            .min_write_rate(None)
             .stream_idle_timeout(s(37))
             .max_call_time(s(38))
             .drain_grace(s(29))

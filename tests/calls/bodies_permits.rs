@@ -54,7 +54,8 @@ async fn whoever_does_not_read_a_long_reply_is_cut_at_the_write_timeout() {
         wire.io.read_exact(&mut buffer).await.unwrap();
         yield_now().await;
         let began = Instant::now();
-        let least = if read == 0 { 29 * SECOND } else { 30 * SECOND };
+        // What is read too slowly renews no time.
+        let least = if read < 30 * 1024 { 29 * SECOND } else { 30 * SECOND };
         sleep(least - 10 * MS).await;
         let still = harness.snapshot();
         assert_eq!((still.connections, still.calls.held), (1, 1), "{read} bytes were read");
@@ -66,9 +67,9 @@ async fn whoever_does_not_read_a_long_reply_is_cut_at_the_write_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_who_takes_a_few_bytes_now_and_then_is_not_cut() {
+async fn a_reader_who_takes_a_few_bytes_now_and_then_is_not_cut_where_any_rate_will_do() {
     for step in [1_usize, 10, 17] {
-        let harness = serve_huge().plain("it counts bytes");
+        let harness = Harness::with(|builder| huge(builder).min_write_rate(None)).plain("it counts bytes");
         let mut wire = wire(&harness, 1_000).await;
         wire.send(&Req::new(1, method::LARGE, (REPLY as u32,)).bytes()).await;
         sleep(MS).await;

@@ -9,6 +9,7 @@ use tokio::{io::AsyncReadExt, time::sleep};
 use crate::support::{
     self, Got, Harness, Req, method, no_call_runs,
     shims::{Manner, times_in},
+    within,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -83,7 +84,7 @@ async fn a_peer_that_never_reads_keeps_its_permit_until_the_write_timeout_and_no
 
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_reads_slowly_but_steadily_is_not_cut_off() {
-    let harness = Harness::with(|builder| builder.write_timeout(5_000 * MS));
+    let harness = Harness::with(|builder| builder.write_timeout(5_000 * MS).min_write_rate(200));
     let harness = harness.unless(Manner::Withholding, "what a transport passes on of what it holds shows nowhere");
     let mut peer = harness.peer_through(1024);
     peer.shake_hands().await;
@@ -98,6 +99,40 @@ async fn a_peer_that_reads_slowly_but_steadily_is_not_cut_off() {
     assert_eq!(harness.snapshot().connections, 1);
     drop(peer);
     harness.assert_idle().await;
+}
+
+/// A peer that takes so many bytes of long replies in each of so many intervals. Whether it is still connected then, and
+/// how often one was cut for that.
+async fn reads_slowly(min_rate: Option<u32>, bytes: usize, every: Duration, times: u32) -> (bool, u64) {
+    let harness = Harness::with(|builder| builder.min_write_rate(min_rate).keepalive_interval(None));
+    let harness = harness.unless(Manner::Withholding, "what a transport passes on of what it holds shows nowhere");
+    let mut peer = harness.peer_through(2 * 1024);
+    peer.shake_hands().await;
+    let calls: Vec<_> = (1..=20).map(|id| Req::new(id, method::LARGE, (50_000_u32,)).bytes()).collect();
+    peer.send(&calls.concat()).await;
+    harness.until("answers wait", |harness| harness.snapshot().buffered_bytes > 0).await;
+    for _ in 0..times {
+        sleep(every).await;
+        // Nothing more comes when it was cut.
+        let _ = within(peer.peer.io.read_exact(&mut vec![0; bytes])).await;
+    }
+    let snapshot = harness.snapshot();
+    assert_eq!(snapshot.calls.held > 0, snapshot.connections == 1, "it holds permits for as long as it is there");
+    drop(peer);
+    harness.assert_idle().await;
+    (snapshot.connections == 1, snapshot.connections_cut.get("write").copied().unwrap_or(0))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_takes_less_than_the_least_rate_is_cut_as_one_that_takes_nothing() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let default = Some(1024);
+    assert_eq!(reads_slowly(default, 1, 29 * SECOND, 1).await, (true, 0), "not before its time");
+    assert_eq!(reads_slowly(default, 1, 29 * SECOND, 2).await, (false, 1), "a byte now and then");
+    assert_eq!(reads_slowly(default, 900, SECOND, 62).await, (false, 1), "a little too slow");
+    assert_eq!(reads_slowly(default, 1_100, SECOND, 600).await, (true, 0), "a little above the rate");
+    assert_eq!(reads_slowly(Some(100), 150, SECOND, 600).await, (true, 0), "another rate");
+    assert_eq!(reads_slowly(None, 1, 29 * SECOND, 100).await, (true, 0), "any rate");
 }
 
 #[tokio::test(start_paused = true)]

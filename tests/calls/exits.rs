@@ -114,6 +114,8 @@ async fn calls_whose_connection_is_reset_leave_nothing_behind_whether_their_clie
 async fn a_service_whose_client_has_said_goodbye_and_gone_is_dropped_within_a_tenth_of_a_second() {
     for after in [0, 1, 49, 50, 51, 20_000] {
         let harness = Harness::with(|builder| builder.keepalive_interval(None));
+        let harness =
+            harness.plain("a transport that hesitates or holds back does not tell at once that its peer has gone");
         let mut peer = harness.peer().await;
         peer.send(&Req::new(1, method::GATE, (1_u64,)).bytes()).await;
         peer.leave().await;

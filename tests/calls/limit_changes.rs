@@ -140,6 +140,7 @@ fn settings_that_cannot_be_are_refused_when_the_server_is_built() {
     for (setting, builder) in [
         ("handshake_timeout", builder().handshake_timeout(Duration::ZERO)),
         ("write_timeout", builder().write_timeout(Duration::ZERO)),
+        ("min_write_rate", builder().min_write_rate(0)),
         ("first_byte_timeout", builder().first_byte_timeout(Duration::ZERO)),
     ] {
         assert_eq!(error(builder.build()), format!("{setting} must not be zero"));

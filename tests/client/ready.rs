@@ -6,7 +6,10 @@ use futures::poll;
 use rpc_codec::GoAwayReason;
 use rpc_core::CallId;
 use sluicegate::{CallError, Client, Executed, StatusCode};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep},
+};
 
 use crate::support::{
     self, Got, Harness, method,
@@ -185,5 +188,30 @@ async fn an_attempt_that_nobody_wants_any_more_ends_with_the_client() {
         let began = Instant::now();
         assert!(ends.recv().await.is_none());
         assert!(began.elapsed() <= 100 * MS, "the task lived on for {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_connects_any_more_for_a_client_that_was_closed_or_dropped_while_its_server_is_down() {
+    for closed in [true, false] {
+        let harness = Harness::new();
+        harness.network.set_down(true);
+        let client = harness.client_builder().wait_for_ready(true).backoff(10 * MS, 20 * MS).build();
+        let waits = tokio::spawn(client.call::<_, String>(method::ECHO, ("hi",)).into_future());
+        harness.until("it has tried again and again", |harness| harness.network.attempts() > 5).await;
+        if closed {
+            client.close();
+            assert!(matches!(within(waits).await.unwrap(), Err(CallError::Closed)));
+        } else {
+            waits.abort();
+            assert!(waits.await.unwrap_err().is_cancelled());
+        }
+        let client = closed.then_some(client);
+        let attempts = harness.network.attempts();
+        sleep(60_000 * MS).await;
+        assert_eq!(harness.network.attempts(), attempts, "closed: {closed}");
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), 0, "closed: {closed}");
+        drop(client);
+        harness.assert_idle().await;
     }
 }

@@ -197,7 +197,7 @@ async fn silence_does_not_count_while_the_server_does_not_read() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_reader_with_little_to_read_is_not_taken_for_dead() {
-    let harness = Harness::with(|builder| keepalive(builder).write_timeout(10 * SECOND));
+    let harness = Harness::with(|builder| keepalive(builder).write_timeout(10 * SECOND).min_write_rate(None));
     let harness = harness.unless(Manner::Withholding, "what a transport passes on of what it holds shows nowhere");
     let mut peer = harness.peer_through(256);
     peer.shake_hands().await;

@@ -22,7 +22,7 @@ use crate::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_restarted_in_turn_fail_no_call_and_execute_none_twice() {
     let _turn = TURN.lock().await;
-    let restarts = size(4, 100);
+    let restarts = size(4, 1_000);
     println!("\n{restarts} restarts of two servers in turn, under 2,000 calls a second");
     // Addresses that nobody else has, so that they are free again.
     let mut servers = Vec::new();
