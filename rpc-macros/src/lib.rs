@@ -76,7 +76,8 @@ use crate::model::Service;
 ///   functions of its own, so a method may be called `new`, `call` or `connect`.
 ///
 /// It has docs wherever the trait has, and no warning of rustc's or clippy's, whatever is denied or forbidden around it and
-/// whether it is used or not; but a service with something `#[deprecated]` is an error under `forbid(deprecated)`, and a warning under `forbid(warnings)`.
+/// whether it is used or not; but a service with something `#[deprecated]` is an error under `forbid(deprecated)`, and has a warning
+/// under `forbid(warnings)`.
 ///
 /// # Methods
 ///
